@@ -1,0 +1,76 @@
+"""Numerics as data: what a component computes, down to each rounding step.
+
+A contract is a frozen value without behaviour. The definition reads it, kernels reproduce what
+the definition makes of it, pages print it. docs/numerics.md spells out the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from numbers import Real
+from typing import Literal, get_args
+
+Order = Literal["cast_then_gain", "gain_then_cast"]
+ORDERS: tuple[str, ...] = get_args(Order)
+
+MAX_WIDTH = 2**24
+SMALLEST_EPS = 2.0**-126  # the smallest normal fp32: below it, flushing hardware would differ
+
+
+@dataclass(frozen=True)
+class NormContract:
+    """One RMSNorm: ``y = gain * x / sqrt(mean(x^2) + eps)``, with its roundings pinned.
+
+    Arguments:
+        width: features per row, 1 to 2^24; the last dimension of ``x`` and the length of ``gain``.
+        eps: added to the mean of squares inside the root, used as ``fp32(eps)``, which must be
+            finite and at least 2^-126. There is no default: the three models' configurations
+            show why (Kimi K3's says 1e-5, its latent norm applies 1e-6).
+        order: ``"cast_then_gain"`` rounds the normalised value to the input's dtype and then
+            multiplies by the gain, in the promoted dtype; ``"gain_then_cast"`` multiplies in
+            fp32 and rounds once, to the input's dtype.
+
+    Raises:
+        TypeError: a width that is not an int, an eps that is not a real number.
+        ValueError: a value outside the ranges above.
+    """
+
+    width: int
+    eps: float
+    order: Order
+
+    def __post_init__(self) -> None:
+        if isinstance(self.width, bool) or not isinstance(self.width, int):
+            raise TypeError(f"width must be an int, got {self.width!r}")
+        if not 1 <= self.width <= MAX_WIDTH:
+            raise ValueError(f"width must be between 1 and 2^24 = {MAX_WIDTH}, got {self.width}")
+        check_eps(self.eps)
+        object.__setattr__(self, "eps", float(self.eps))
+        check_order(self.order)
+
+
+def check_eps(eps: float) -> None:
+    """Refuse an eps that fp32 cannot hold as a finite, normal, positive number."""
+    if isinstance(eps, bool) or not isinstance(eps, Real):
+        raise TypeError(f"eps must be a real number, got {eps!r} ({type(eps).__name__})")
+    if not SMALLEST_EPS <= fp32(eps) < math.inf:
+        raise ValueError(
+            f"fp32(eps) must be finite and at least 2^-126 (1.18e-38), got eps = {eps!r}: "
+            "pass the eps of the model's norm, such as models.get('kimi-k2').norms.kv_latent.eps"
+        )
+
+
+def check_order(order: str) -> None:
+    """Refuse an order that is not one of the two."""
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(map(repr, ORDERS))}, got {order!r}")
+
+
+def fp32(value: float) -> float:
+    """``value`` rounded to the nearest fp32, ties to even; beyond the range, an infinity."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
