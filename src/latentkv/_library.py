@@ -1,0 +1,177 @@
+"""The operators under ``torch.ops.latentkv``: schemas, fakes, and which backend computes them.
+
+Declared here in Python, always. The compiled kernels implement the CPU; the definition covers
+every other device, and the CPU where they are missing (or LATENTKV_BACKEND=definition asks).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from . import definition
+from .contracts import NormContract, Order
+from .definition.arguments import OPERATOR_DTYPES, check_norm, check_strides
+
+BACKENDS = ("cpu", "definition", "triton")
+
+_NORM = "rms_norm(Tensor x, Tensor gain, float eps, str order) -> Tensor"
+_ADD_NORM = (
+    "add_rms_norm(Tensor x, Tensor residual, Tensor gain, float eps, str order) "
+    "-> (Tensor y, Tensor sum)"
+)
+
+
+def check_operands(
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    contract: NormContract,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """Refuse what the operators don't take, on any backend. Raises TypeError or ValueError."""
+    check_norm(x, gain, contract, residual, OPERATOR_DTYPES)
+    check_strides(x, gain, residual)
+
+
+def _contract_of(x: torch.Tensor, eps: float, order: str) -> NormContract:
+    if x.dim() == 0:
+        raise ValueError("x has no dimension; it must be [..., width]")
+    width = x.shape[-1]
+    if isinstance(width, int):
+        return NormContract(width, eps, cast(Order, order))
+    # Tracing with a symbolic width: the shapes are compared below, the range when it runs.
+    contract = object.__new__(NormContract)
+    for name, value in (("width", width), ("eps", eps), ("order", order)):
+        object.__setattr__(contract, name, value)
+    return contract
+
+
+def _rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> torch.Tensor:
+    contract = _contract_of(x, eps, order)
+    check_operands(x, gain, contract)
+    return definition.rms_norm(x, gain, contract)
+
+
+def _add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    contract = _contract_of(x, eps, order)
+    check_operands(x, gain, contract, residual)
+    return definition.add_rms_norm(x, residual, gain, contract)
+
+
+def _fake_rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> torch.Tensor:
+    check_operands(x, gain, _contract_of(x, eps, order))
+    return _empty_output(x, gain, order)
+
+
+def _fake_add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_operands(x, gain, _contract_of(x, eps, order), residual)
+    return _empty_output(x, gain, order), x.new_empty(x.shape)
+
+
+def _empty_output(x: torch.Tensor, gain: torch.Tensor, order: str) -> torch.Tensor:
+    # new_empty is contiguous; empty_like would keep a permuted input's strides.
+    promoted = torch.promote_types(x.dtype, gain.dtype)
+    return x.new_empty(x.shape, dtype=promoted if order == "cast_then_gain" else x.dtype)
+
+
+def _declare() -> torch.library.Library:
+    library = torch.library.Library("latentkv", "DEF")
+    for schema, reference, fake in (
+        (_NORM, _rms_norm, _fake_rms_norm),
+        (_ADD_NORM, _add_rms_norm, _fake_add_rms_norm),
+    ):
+        name = library.define(schema)
+        library.impl(name, reference, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
+    return library
+
+
+def _load() -> ctypes.CDLL | None:
+    """The compiled kernels, loaded and so registered, or None where the definition computes."""
+    forced = os.environ.get("LATENTKV_BACKEND", "")
+    if forced not in ("", *BACKENDS):
+        raise ValueError(f"LATENTKV_BACKEND={forced}: must be one of {', '.join(BACKENDS)}")
+    if forced == "definition":
+        return None
+    if forced == "triton":
+        raise RuntimeError("LATENTKV_BACKEND=triton: this version has no Triton kernels")
+    found = sorted(Path(__file__).parent.glob("_kernels_cpu*.so"))
+    if not found:
+        remedy = "install a C++ compiler and reinstall latentkv with --no-build-isolation"
+        if forced:
+            raise RuntimeError(f"LATENTKV_BACKEND={forced}: the kernels are not built: {remedy}")
+        warnings.warn(
+            f"latentkv runs on its definition, exact but slow: the kernels are not built; {remedy}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    try:
+        torch.ops.load_library(str(found[0]))
+    except OSError as error:
+        raise ImportError(
+            f"the compiled kernels don't load with torch {torch.__version__} ({error}): reinstall "
+            "latentkv with --no-build-isolation, or set LATENTKV_BACKEND=definition"
+        ) from error
+    kernels = ctypes.CDLL(str(found[0]))
+    kernels.latentkv_instruction_sets.restype = ctypes.c_char_p
+    kernels.latentkv_instruction_set.restype = ctypes.c_char_p
+    return kernels
+
+
+_LIBRARY = _declare()  # the operators live as long as this object
+_KERNELS = _load()
+
+
+def backend() -> str:
+    """What computes on the CPU: "cpu" (the compiled kernels) or "definition"."""
+    return "definition" if _KERNELS is None else "cpu"
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """What the compiled kernels can use on this processor, best first; empty without them."""
+    if _KERNELS is None:
+        return ()
+    return tuple(_KERNELS.latentkv_instruction_sets().decode().split())
+
+
+def instruction_set() -> str:
+    """The one in use, "none" without compiled kernels."""
+    return "none" if _KERNELS is None else str(_KERNELS.latentkv_instruction_set().decode())
+
+
+def use_instruction_set(name: str) -> None:
+    """Make the compiled kernels use this instruction set, in every thread of the process.
+
+    The bits are the same with each. LATENTKV_INSTRUCTION_SET in the environment does it at import.
+    Raises ValueError where it is missing.
+    """
+    if _KERNELS is None or _KERNELS.latentkv_use_instruction_set(name.encode()) != 0:
+        available = ", ".join(instruction_sets()) or "none: the kernels are not loaded"
+        raise ValueError(f"instruction set {name!r} is not available here; there is {available}")
+
+
+@contextmanager
+def using_instruction_set(name: str) -> Iterator[None]:
+    """`use_instruction_set` for the length of a block."""
+    before = instruction_set()
+    use_instruction_set(name)
+    try:
+        yield
+    finally:
+        use_instruction_set(before)
+
+
+if os.environ.get("LATENTKV_INSTRUCTION_SET"):
+    use_instruction_set(os.environ["LATENTKV_INSTRUCTION_SET"])

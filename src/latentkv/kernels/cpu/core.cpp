@@ -1,0 +1,132 @@
+// The row algorithm compiled once per instruction set, and the choice among them.
+#include "core.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "formats.h"
+#include "ieee_mode.h"
+
+// One source, three compilations: GCC applies the target to what stands between push and pop.
+// target_clones would do as much, but no test could force its choice.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define LATENTKV_X86 1
+#include <immintrin.h>
+#endif
+
+namespace latentkv {
+
+namespace baseline {
+#include "vec_baseline.inc"
+
+#include "norm_rows.inc"
+}  // namespace baseline
+
+#ifdef LATENTKV_X86
+#pragma GCC push_options
+#pragma GCC target("avx2,f16c")
+namespace avx2 {
+#include "vec_avx2.inc"
+
+#include "norm_rows.inc"
+}  // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c")
+namespace avx512 {
+#include "vec_avx512.inc"
+
+#include "norm_rows.inc"
+}  // namespace avx512
+#pragma GCC pop_options
+#endif
+
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  bool available;
+  NormKernel (*choose)(Dtype in, Dtype gain, Order order, bool with_residual);
+};
+
+// Best first.
+const InstructionSet* instruction_sets() {
+  static const InstructionSet sets[] = {
+#ifdef LATENTKV_X86
+      {"avx512",
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
+       avx512::choose},
+      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"), avx2::choose},
+#endif
+      {"baseline", true, baseline::choose},
+      {nullptr, false, nullptr},
+  };
+  return sets;
+}
+
+const InstructionSet* best() {
+  const InstructionSet* set = instruction_sets();
+  while (!set->available) ++set;
+  return set;
+}
+
+std::atomic<const InstructionSet*>& in_use() {
+  static std::atomic<const InstructionSet*> set{best()};
+  return set;
+}
+
+}  // namespace
+
+NormKernel norm_kernel(Dtype in, Dtype gain, Order order, bool with_residual) {
+  return in_use().load(std::memory_order_relaxed)->choose(in, gain, order, with_residual);
+}
+
+}  // namespace latentkv
+
+using namespace latentkv;
+
+extern "C" {
+
+const char* latentkv_instruction_sets() {
+  static const struct Names {
+    char text[64] = "";
+    Names() {
+      for (const auto* set = instruction_sets(); set->name; ++set) {
+        if (!set->available) continue;
+        if (text[0]) std::strcat(text, " ");
+        std::strcat(text, set->name);
+      }
+    }
+  } names;
+  return names.text;
+}
+
+const char* latentkv_instruction_set() { return in_use().load()->name; }
+
+int latentkv_use_instruction_set(const char* name) {
+  for (const auto* set = instruction_sets(); set->name; ++set) {
+    if (set->available && std::strcmp(set->name, name) == 0) {
+      in_use().store(set);
+      return 0;
+    }
+  }
+  return -1;
+}
+
+int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t x_stride,
+                       const void* residual, int64_t residual_stride, const void* gain, void* y,
+                       int64_t y_stride, void* sum, int64_t sum_stride, int64_t rows,
+                       int64_t width, float eps) {
+  const auto known = [](int value, int count) { return value >= 0 && value < count; };
+  if (!known(in, kDtypes) || !known(gain_dtype, kDtypes) || !known(order, kOrders)) return -1;
+  const IeeeMode mode;
+  norm_kernel(static_cast<Dtype>(in), static_cast<Dtype>(gain_dtype), static_cast<Order>(order),
+              residual != nullptr)(NormRows{x, x_stride, residual, residual_stride, gain, y,
+                                            y_stride, sum, sum_stride, rows, width, eps});
+  return 0;
+}
+}

@@ -1,0 +1,64 @@
+// The torch-free core: rows of raw memory in, rows of raw memory out.
+//
+// docs/numerics.md defines the arithmetic; every instruction set gives the same bits. Nothing here
+// allocates, throws or knows a tensor: binding.cpp does, and tests call the C functions below.
+#pragma once
+
+#include <cstdint>
+
+namespace latentkv {
+
+enum class Dtype : int { bf16 = 0, fp16 = 1, fp32 = 2 };
+enum class Order : int { cast_then_gain = 0, gain_then_cast = 1 };
+
+constexpr int kDtypes = 3;
+constexpr int kOrders = 2;
+
+// PyTorch's promotion of two of the three dtypes: equal ones stay, any other pair gives fp32.
+constexpr Dtype promote(Dtype a, Dtype b) { return a == b ? a : Dtype::fp32; }
+
+constexpr Dtype output_dtype(Dtype in, Dtype gain, Order order) {
+  return order == Order::cast_then_gain ? promote(in, gain) : in;
+}
+
+// Rows at constant strides, in elements. Outputs must not overlap inputs.
+struct NormRows {
+  const void* x;
+  int64_t x_stride;
+  const void* residual;  // null: the form without a residual; then sum is not used
+  int64_t residual_stride;
+  const void* gain;
+  void* y;
+  int64_t y_stride;
+  void* sum;
+  int64_t sum_stride;
+  int64_t rows;
+  int64_t width;
+  float eps;
+};
+
+using NormKernel = void (*)(const NormRows&);
+
+// The kernel of the instruction set in use.
+NormKernel norm_kernel(Dtype in, Dtype gain, Order order, bool with_residual);
+
+}  // namespace latentkv
+
+extern "C" {
+
+// The instruction sets that this processor runs, best first, separated by spaces.
+const char* latentkv_instruction_sets();
+
+// The one in use: the best, until another is chosen.
+const char* latentkv_instruction_set();
+
+// Choose one by name for the whole process. Returns 0, or -1 where this processor lacks it.
+int latentkv_use_instruction_set(const char* name);
+
+// NormRows, with the enums as ints, in IEEE mode on the calling thread. Returns 0, or -1 for an
+// unknown dtype or order.
+int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t x_stride,
+                       const void* residual, int64_t residual_stride, const void* gain, void* y,
+                       int64_t y_stride, void* sum, int64_t sum_stride, int64_t rows,
+                       int64_t width, float eps);
+}

@@ -1,0 +1,87 @@
+"""The public functions: each checks what only Python can see and calls one operator."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import is_grad_enabled
+
+from . import _library
+from .contracts import NormContract
+
+_rms_norm = torch.ops.latentkv.rms_norm.default
+_add_rms_norm = torch.ops.latentkv.add_rms_norm.default
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> torch.Tensor:
+    """Normalise the last dimension by its root mean square and apply the gain, to the bit.
+
+    ``y = gain * x / sqrt(mean(x^2) + eps)``, rounded as ``contract.order`` says; the arithmetic is
+    docs/numerics.md's, and every backend gives the bits of ``definition.rms_norm``.
+
+    Arguments:
+        x: [..., width], bf16, fp16 or fp32, last stride 1, any leading shape and strides.
+        gain: [width], bf16, fp16 or fp32, contiguous, on the same device.
+        contract: such as ``models.get("kimi-k2").norms.kv_latent``.
+
+    Returns [..., width], new and contiguous: in the promotion of both dtypes for
+    ``cast_then_gain``, in ``x``'s dtype for ``gain_then_cast``. Zero rows give zero rows.
+
+    Raises:
+        TypeError, ValueError: naming what was given and what is allowed.
+        NotImplementedError: ``x`` or ``gain`` needs a gradient; there is no backward yet.
+    """
+    try:
+        if x.size(-1) != contract.width:
+            _library.check_operands(x, gain, contract)
+        if is_grad_enabled() and (x.requires_grad or gain.requires_grad):
+            _refuse_gradient()
+        return _rms_norm(x, gain, contract.eps, contract.order)
+    except (AttributeError, IndexError, RuntimeError) as error:
+        _explain(error, x, gain, contract)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, contract: NormContract
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the residual and normalise the sum before it is rounded, to the bit.
+
+    Arguments: as `rms_norm`; ``residual`` has the shape and dtype of ``x``, and strides of its own.
+
+    Returns ``(y, sum)``, both new and contiguous: the normalised rows, as `rms_norm`, and
+    ``x + residual`` in ``x``'s dtype. ``y`` does not see the rounding of ``sum``.
+
+    Raises: as `rms_norm`.
+    """
+    try:
+        if x.size(-1) != contract.width:
+            _library.check_operands(x, gain, contract, residual)
+        if is_grad_enabled() and (
+            x.requires_grad or residual.requires_grad or gain.requires_grad
+        ):
+            _refuse_gradient()
+        y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
+        return y, total
+    except (AttributeError, IndexError, RuntimeError) as error:
+        _explain(error, x, gain, contract, residual)
+
+
+def _refuse_gradient() -> NoReturn:
+    raise NotImplementedError(
+        "latentkv has no backward yet, and an input needs a gradient: call inside "
+        "torch.inference_mode() or torch.no_grad(), or detach the inputs"
+    )
+
+
+def _explain(
+    error: Exception,
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    contract: NormContract,
+    residual: torch.Tensor | None = None,
+) -> NoReturn:
+    """Say what was wrong with the arguments; where nothing was, pass the error on."""
+    if not isinstance(error, NotImplementedError):
+        _library.check_operands(x, gain, contract, residual)
+    raise error
