@@ -1,0 +1,130 @@
+"""The command line: it chooses an object and hands it to the terminal or prints it as JSON.
+
+Nothing here imports torch; a command that needs it imports it when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from . import __version__, models
+
+app = typer.Typer(
+    name="latentkv",
+    help="The key-value latent of multi-head latent attention, exact to the bit.",
+    epilog="Models: " + ", ".join(models.names()) + ".",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
+
+
+def fail(message: str) -> NoReturn:
+    """Misuse: the message on standard error, exit code 2."""
+    print(f"latentkv: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def print_json(value: Any) -> None:
+    """Readable where the stream carries Unicode, escaped where it doesn't."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not unicode))
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    import torch
+
+    from . import _library
+
+    print(f"latentkv {__version__}")
+    print(f"torch {torch.__version__}")
+    print(f"backend {_library.backend()}")
+    print(f"instruction set {_library.instruction_set()}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the versions of latentkv and torch, the backend and its instruction set.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def show(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model's name or repository, in any case: "
+            + ", ".join(models.names())
+            + ". Without it, all of them side by side.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a model's latent norm: formula, eps, arithmetic, shapes, parameters, code, sources.
+
+    Without MODEL, the models stand side by side, their differences marked and explained.
+    """
+    from .describe import page
+
+    if model is not None:
+        try:
+            chosen = models.get(model)
+        except models.UnknownModelError as error:
+            fail(str(error))
+        shown = page(chosen)
+        if as_json:
+            print_json(shown.as_json())
+            return
+        from .terminal import Screen
+
+        Screen().page(shown)
+        return
+
+    every = [models.get(name) for name in models.names()]
+    pages = [page(one) for one in every]
+    if as_json:
+        print_json([one.as_json() for one in pages])
+        return
+    from .compare import compare
+    from .terminal import Screen
+
+    Screen().comparison(compare(every), pages)
+
+
+def main() -> None:
+    """The entry point of the ``latentkv`` script and of ``python -m latentkv``."""
+    try:
+        app(prog_name="latentkv")
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is still buffered; a reader that has gone away is no error to report."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None

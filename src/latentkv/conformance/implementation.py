@@ -1,0 +1,225 @@
+"""Other people's norms in one calling form, however they take their width, gain and eps."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..bits import same_bits
+
+_EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
+
+FORMS = """\
+--impl takes MODULE:NAME or FILE.py:NAME (the working directory is importable). NAME is one of
+  a function      f(x, gain, eps) -> y
+                  with a parameter named residual, also f(x, gain, eps, residual=r) -> (y, sum)
+  a module class  C(width) or C(width, eps=...) with a parameter weight [width]; forward(x) -> y,
+                  with a parameter named residual, also forward(x, residual=r) -> (y, sum)
+  a module        an object of such a class, already built; its weight is replaced, its eps is kept
+x is bf16 [..., width], gain and weight are bf16 [width], eps is a float. Inputs are not to be
+written to."""
+
+
+class ImplementationError(Exception):
+    """An implementation that can't be tested: it can't be imported, raises, mutates its input."""
+
+
+class Implementation:
+    """A norm under test, called as ``call(x, gain, eps)``.
+
+    Arguments:
+        name: how it is shown.
+        function: one of the forms that `FORMS` lists.
+        device: where its inputs have to be.
+
+    Every call checks what the form promises and raises ImplementationError where it is broken.
+    """
+
+    def __init__(self, name: str, function: Any, device: str = "cpu") -> None:
+        self.name = name
+        self.device = device
+        self._call: Callable[..., Any]
+        if isinstance(function, type) and issubclass(function, torch.nn.Module):
+            self._call = _class_form(name, function)
+            self.has_residual = _takes_residual(function.forward)
+        elif isinstance(function, torch.nn.Module):
+            self._call = _module_form(name, function)
+            self.has_residual = _takes_residual(function.forward)
+        elif isinstance(function, type) or not callable(function):
+            raise ImplementationError(
+                f"{name} is {_kind(function)}; it must be a function f(x, gain, eps), or a "
+                "torch.nn.Module class or object with a weight"
+            )
+        else:
+            _check_signature(name, function)
+            self._call = function
+            self.has_residual = _takes_residual(function)
+
+    def __call__(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+        """``y`` for rows ``x``. Raises ImplementationError."""
+        result = self._run(x, gain, eps, {})
+        if not isinstance(result, torch.Tensor):
+            raise ImplementationError(f"{self.name} returned {_kind(result)}, not a tensor")
+        self._check_shape("y", result, x)
+        return result
+
+    def with_residual(
+        self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(y, sum)`` of the residual form. Raises ImplementationError."""
+        result = self._run(x, gain, eps, {"residual": residual})
+        pair = isinstance(result, (tuple, list)) and len(result) == 2
+        if not pair or not all(isinstance(part, torch.Tensor) for part in result):
+            raise ImplementationError(
+                f"{self.name} with a residual returned {_kind(result)}, not (y, sum)"
+            )
+        y, total = result
+        self._check_shape("y", y, x)
+        self._check_shape("sum", total, x)
+        return y, total
+
+    def _run(
+        self, x: torch.Tensor, gain: torch.Tensor, eps: float, more: dict[str, torch.Tensor]
+    ) -> Any:
+        inputs = {"x": x, "gain": gain, **more}
+        before = {name: value.clone() for name, value in inputs.items()}
+        try:
+            with torch.no_grad():
+                result = self._call(x, gain, eps, **more)
+        except Exception as error:
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            raise ImplementationError(
+                f"{self.name} raised {type(error).__name__}: {first_line} (on {_describe(x)}, "
+                f"gain {_describe(gain)}, eps {eps:g}{', a residual' if more else ''})"
+            ) from error
+        for name, value in inputs.items():
+            if not same_bits(value, before[name]):
+                raise ImplementationError(
+                    f"{self.name} mutates its input {name}; test it through a function that "
+                    "passes it a clone"
+                )
+        return result
+
+    def _check_shape(self, what: str, value: torch.Tensor, x: torch.Tensor) -> None:
+        if value.shape != x.shape:
+            raise ImplementationError(
+                f"{self.name} returned {what} of shape {tuple(value.shape)} for x of shape "
+                f"{tuple(x.shape)}; both must be equal"
+            )
+
+
+def load(spec: str) -> Implementation:
+    """The implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names.
+
+    Raises ImplementationError, saying which part of the name could not be found.
+    """
+    place, _, name = spec.rpartition(":")
+    if not place or not name:
+        raise ImplementationError(f"{spec!r} is not of the form MODULE:NAME or FILE.py:NAME")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    value: Any = module
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            raise ImplementationError(f"{place} has no {name}") from None
+    return Implementation(spec, value)
+
+
+def _import_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ImplementationError(
+            f"can't import {name}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ImplementationError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and torch.compile look there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ImplementationError(
+            f"can't import {path}: {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _class_form(name: str, cls: type[torch.nn.Module]) -> Callable[..., Any]:
+    eps_name = next((p for p in _parameters(cls) if p in _EPS_NAMES), None)
+    built: dict[tuple[int, float], torch.nn.Module] = {}
+
+    def call(x: torch.Tensor, gain: torch.Tensor, eps: float, **more: torch.Tensor) -> Any:
+        width = x.shape[-1]
+        if (width, eps) not in built:
+            built[width, eps] = cls(width, **({eps_name: eps} if eps_name else {}))
+        return _module_form(name, built[width, eps])(x, gain, eps, **more)
+
+    return call
+
+
+def _module_form(name: str, module: torch.nn.Module) -> Callable[..., Any]:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        raise ImplementationError(f"{name}: the module has no weight")
+    module = copy.deepcopy(module).eval()
+
+    def call(x: torch.Tensor, gain: torch.Tensor, eps: float, **more: torch.Tensor) -> Any:
+        if weight.shape != gain.shape:
+            raise ImplementationError(
+                f"{name}: weight has shape {tuple(weight.shape)}, not {tuple(gain.shape)}"
+            )
+        module.weight = torch.nn.Parameter(gain, requires_grad=False)
+        return module(x, **more)
+
+    return call
+
+
+def _check_signature(name: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin without one: the call will tell
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        raise ImplementationError(
+            f"{name}{signature} can't be called as f(x, gain, eps): {error}"
+        ) from None
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _takes_residual(function: Any) -> bool:
+    return "residual" in _parameters(function)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"{type(value).__name__}"
+
+
+def _describe(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

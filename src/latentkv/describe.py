@@ -1,0 +1,380 @@
+"""Pages: everything the user sees about a component, derived from the model's facts.
+
+A `Page` is built from the objects that run (the contract, the definition's own source) and from
+sourced facts. It says nothing about rendering: the terminal, ``--json`` and the atlas read the
+same object. Whatever can be derived is derived here, so a page can't contradict its contract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ._source import Definition, definition
+from .contracts import NormContract
+from .models.spec import LatentNorm, Model, Place, Source
+
+DEFINITION = ("definition/norm.py", "rms_norm")
+
+
+@dataclass(frozen=True)
+class Call:
+    expression: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What is learned: one value for each feature, owned by each instance."""
+
+    name: str
+    symbol: str
+    size: int
+    dtype: str
+    dtype_note: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    class_: str
+    repository: str
+    file: str
+    revision: str
+    gain: Gain
+
+
+@dataclass(frozen=True)
+class Config:
+    """The eps of the model's configuration file, which the norm may or may not apply."""
+
+    value: float
+    differs: bool
+    note: str
+    repository: str
+    copy_of: str
+    file: str
+    revision: str
+    lines: str
+
+
+@dataclass(frozen=True)
+class Eps:
+    value: float
+    origin: str
+    file: str
+    lines: str
+    config: Config
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension; ``size`` is None where any size is taken."""
+
+    symbol: str
+    size: int | None
+    name: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    symbol: str
+    shape: tuple[Axis, ...]
+    dtype: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    sentence: str
+    roundings: int
+    file: str
+    lines: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the numbers of instances count."""
+
+    instances: str
+    whole_model_instances: str
+
+
+@dataclass(frozen=True)
+class Calculation:
+    """The products behind the numbers."""
+
+    per_instance: str
+    total: str
+    whole_model_total: str
+
+
+@dataclass(frozen=True)
+class Parameters:
+    per_instance: int
+    instances: int
+    total: int
+    whole_model_instances: int
+    whole_model_total: int
+    counts: Counts
+    calculation: Calculation
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where the model's own code is, and the definition, which is shown in its place."""
+
+    file: str
+    heading: str
+    ranges: tuple[str, ...]
+    definition: Definition
+
+
+@dataclass(frozen=True)
+class Card:
+    """A source as a page shows it."""
+
+    id: str
+    grade: str
+    claim: str
+    repository: str
+    file: str
+    revision: str
+    lines: str
+
+
+@dataclass(frozen=True)
+class Page:
+    model: str
+    title: str
+    path: tuple[str, ...]
+    call: Call
+    learned: bool
+    summary: str
+    module: Module
+    formula: str
+    eps: Eps
+    order: str
+    input: Tensor
+    output: Tensor
+    arithmetic: Arithmetic
+    parameters: Parameters
+    verdict: str
+    code: Code
+    sources: tuple[Card, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Dictionaries, lists, strings, numbers and booleans; tuples become lists."""
+        result = _plain(self)
+        assert isinstance(result, dict)
+        return result
+
+
+def page(model: Model) -> Page:
+    """The page of a model's key-value latent norm."""
+    norm, contract = model.kv_latent_norm, model.norms.kv_latent
+    return Page(
+        model=model.display,
+        title=norm.title,
+        path=(
+            f"{model.layers.value} {norm.container}",
+            f"{model.instances} {norm.counted}",
+            *norm.path,
+        ),
+        call=Call(norm.call.value, norm.call.place.file.name, norm.call.place.lines[0].first),
+        learned=True,
+        summary=(
+            "At each position, the features are divided by their root mean square; "
+            "a learned gain then multiplies them."
+        ),
+        module=_module(norm, contract),
+        formula=_formula(norm.gain, contract.eps),
+        eps=_eps(norm, contract),
+        order=contract.order,
+        input=_tensor(
+            norm,
+            norm.input,
+            contract,
+            dtype="bfloat16, float16 or float32",
+            note=f"the first {contract.width} of the {model.down_width} features that the "
+            "down-projection gives",
+        ),
+        output=_tensor(norm, norm.output, contract, dtype=_OUTPUT[contract.order], note=""),
+        arithmetic=Arithmetic(
+            _ARITHMETIC[contract.order],
+            _ROUNDINGS[contract.order],
+            norm.arithmetic.file.name,
+            norm.arithmetic.label,
+        ),
+        parameters=_parameters(model, contract),
+        verdict=(
+            "Derived: the configured feature width for every instance; "
+            + (
+                "the total over the model matches the checkpoint's tensors."
+                if norm.tensors_match
+                else "an independent count of the checkpoint's tensors has not been made."
+            )
+        ),
+        code=Code(
+            norm.code.file.name,
+            _heading(norm.code),
+            tuple(map(str, norm.code.lines)),
+            definition(*DEFINITION),
+        ),
+        sources=tuple(map(_card, norm.sources)),
+    )
+
+
+_ARITHMETIC = {
+    "cast_then_gain": (
+        "The normalisation runs in float32; its result is cast back to the input type, "
+        "and only then multiplied by the gain."
+    ),
+    "gain_then_cast": (
+        "The normalisation runs in float32 and so does the product with the gain; "
+        "a single cast back to the input type comes last."
+    ),
+}
+_ROUNDINGS = {"cast_then_gain": 2, "gain_then_cast": 1}  # to the types of input and output
+_OUTPUT = {
+    "cast_then_gain": "PyTorch's promotion of the input's and the gain's",
+    "gain_then_cast": "the input's, whatever the gain's is",
+}
+
+
+def _module(norm: LatentNorm, contract: NormContract) -> Module:
+    file = norm.code.file
+    gain = Gain(
+        "weight",
+        norm.gain,
+        contract.width,
+        norm.gain_dtype.value,
+        norm.gain_dtype.note,
+        "each normalisation instance has a learned gain vector of its own",
+    )
+    return Module(norm.module, norm.class_name, file.repository, file.path, file.revision, gain)
+
+
+def _eps(norm: LatentNorm, contract: NormContract) -> Eps:
+    config, file = norm.eps_config, norm.eps_config.place.file
+    return Eps(
+        value=contract.eps,
+        origin=(
+            f"The default of {norm.class_name}, ε = {scientific(contract.eps)}, applies: "
+            "the norm is constructed without another."
+        ),
+        file=norm.eps.file.name,
+        lines=norm.eps.label,
+        config=Config(
+            config.value,
+            config.value != contract.eps,
+            config.note,
+            file.repository,
+            file.copy_of,
+            file.name,
+            file.revision,
+            config.place.label,
+        ),
+    )
+
+
+def _tensor(
+    norm: LatentNorm, symbol: str, contract: NormContract, *, dtype: str, note: str
+) -> Tensor:
+    shape = (
+        Axis("B", None, "batch"),
+        Axis("T", norm.positions, "positions"),
+        Axis("d", contract.width, "kv latent"),
+    )
+    return Tensor(symbol, shape, dtype, note)
+
+
+def _parameters(model: Model, contract: NormContract) -> Parameters:
+    width, some, every = contract.width, model.instances, model.mla_layers.value
+
+    def product(instances: int) -> str:
+        return f"{width:,} × {instances:,} = {width * instances:,}"
+
+    return Parameters(
+        per_instance=width,
+        instances=some,
+        total=width * some,
+        whole_model_instances=every,
+        whole_model_total=width * every,
+        counts=Counts(model.kv_latent_norm.counted, _whole(model)),
+        calculation=Calculation(f"{width:,}", product(some), product(every)),
+    )
+
+
+def _whole(model: Model) -> str:
+    """What the count over the whole model counts, and what neither count holds."""
+    every, layers, dense = model.mla_layers.value, model.layers.value, model.dense_layers.value
+    if every == layers:
+        text = f"every layer: {model.moe_layers} MoE blocks and {dense} dense"
+    else:
+        text = f"every MLA layer; the other {layers - every} layers have no key–value latent"
+    if extra := model.mtp_layers.value:
+        text += f"; the checkpoint's MTP layer has {extra} more, which neither count includes"
+    return text
+
+
+def _heading(code: Place) -> str:
+    """Up to two ranges are listed; more are named by the lines they span."""
+    if len(code.lines) <= 2:
+        return code.label
+    return f"{code.lines[0].first}–{code.lines[-1].last}"
+
+
+def _card(source: Source) -> Card:
+    return Card(
+        source.id,
+        source.grade,
+        source.claim,
+        source.repository,
+        source.path,
+        source.revision,
+        source.lines,
+    )
+
+
+def _formula(gain: str, eps: float) -> str:
+    mantissa, exponent = decimal_parts(eps)
+    factor = "" if mantissa == "1" else rf"{mantissa}\times"
+    return (
+        r"\begin{aligned}m_2(x)&=\frac{1}{d}\sum_{j=1}^d x_j^2\\"
+        rf"y&={gain}\odot\frac{{x}}{{\sqrt{{m_2(x)+\varepsilon}}}}\\"
+        rf"\varepsilon&={factor}10^{{{exponent}}}\end{{aligned}}"
+    )
+
+
+def decimal_parts(value: float) -> tuple[str, int]:
+    """Mantissa and exponent of the shortest decimal that reads back as ``value``."""
+    digits, _, exponent = f"{value!r}".partition("e")
+    if not exponent:  # repr writes 0.0001 in full
+        for precision in range(17):
+            digits, _, exponent = f"{value:.{precision}e}".partition("e")
+            if float(f"{digits}e{exponent}") == value:
+                break
+    return digits, int(exponent)
+
+
+def scientific(value: float) -> str:
+    """10⁻⁶, or 2.5 × 10⁻⁶."""
+    mantissa, exponent = decimal_parts(value)
+    power = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power if mantissa == "1" else f"{mantissa} × {power}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        # class_ and the like: a trailing underscore keeps a keyword usable as a field
+        return {
+            field.name.rstrip("_"): _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,94 @@
+"""Kimi K2 (moonshotai/Kimi-K2-Instruct).
+
+The code's lines are those of modeling_deepseek.py at the pinned revision. Sizes were read in a
+public repository that keeps K2's configuration while dropping layers and experts; it records how
+many layers the original had. maxtext's kimi-k2-1t.yml gives the same sizes.
+"""
+
+from __future__ import annotations
+
+from ..contracts import NormContract
+from .spec import Fact, File, LatentNorm, Model, Norms, Source
+
+_CODE = File("moonshotai/Kimi-K2-Instruct", "modeling_deepseek.py", "fd1984e2b7a3")
+_CONFIG = File(
+    "mfarisadip/Kimi-K2-Mini",
+    "k2-mini-broken/config.json",
+    "0fd6b81d9108",
+    copy_of="moonshotai/Kimi-K2-Instruct",
+)
+
+_HIDDEN = Fact(7168, _CONFIG.at(17))
+_KV = Fact(512, _CONFIG.at(20))
+_Q = Fact(1536, _CONFIG.at(35))
+_LAYERS = Fact(61, _CONFIG.at(71), "the layers of the original, which the reduced copy records")
+_CONFIG_EPS = Fact(1e-6, _CONFIG.at(47), "passed to the block norms; the latent norms get none")
+
+_LATENT_EPS = 1e-6
+
+KIMI_K2 = Model(
+    name="kimi-k2",
+    display="Kimi K2",
+    repository="moonshotai/Kimi-K2-Instruct",
+    hidden_size=_HIDDEN,
+    kv_lora_rank=_KV,
+    q_lora_rank=_Q,
+    qk_rope_head_dim=Fact(64, _CONFIG.at(37)),
+    layers=_LAYERS,
+    dense_layers=Fact(1, _CONFIG.at(15)),
+    mla_layers=Fact(_LAYERS.value, _LAYERS.place, "every layer builds the same attention"),
+    mtp_layers=Fact(0, _CONFIG.at(33)),
+    norms=Norms(
+        kv_latent=NormContract(_KV.value, _LATENT_EPS, "cast_then_gain"),
+        q_latent=NormContract(_Q.value, _LATENT_EPS, "cast_then_gain"),
+        block=NormContract(_HIDDEN.value, _CONFIG_EPS.value, "cast_then_gain"),
+    ),
+    kv_latent_norm=LatentNorm(
+        title="Key–value latent RMSNorm",
+        container="transformer blocks",
+        counted="MoE blocks",
+        path=("Latent attention", "Key–value compression"),
+        call=Fact("self.kv_a_layernorm(compressed_kv)", _CODE.at(782)),
+        module="kv_a_layernorm",
+        class_name="DeepseekV3RMSNorm",
+        input="c^{KV}",
+        output=r"\hat c^{KV}",
+        gain=r"\gamma_{KV}",
+        positions=1,
+        arithmetic=_CODE.at((104, 108)),
+        eps=_CODE.at(95, 675),
+        eps_config=_CONFIG_EPS,
+        gain_dtype=Fact(
+            "bfloat16",
+            _CONFIG.at(64),
+            "the dtype the model is loaded in; the checkpoint's own is expected to be the same, "
+            "but was not read",
+        ),
+        tensors_match=True,
+        code=_CODE.at((94, 111), (662, 688), (776, 789)),
+        sources=(
+            Source(
+                "rmsnorm",
+                "Direct evidence",
+                "RMSNorm holds one gain for each feature, and its arithmetic is float32.",
+                _CODE.at((94, 111)),
+            ),
+            Source(
+                "mla-init",
+                "Direct evidence",
+                "What MLA owns. Query: a down-projection, an RMSNorm, an up-projection. Key and "
+                "value: a joint down-projection, from which the shared rotary key comes as well, "
+                "an RMSNorm of the latent, an up-projection. Then a projection for the output.",
+                _CODE.at((662, 688)),
+            ),
+            Source(
+                "mla-kv",
+                "Direct evidence",
+                "Two things leave the joint down-projection: the key–value latent, and one rotary "
+                "key which all heads share. Once normalised, the latent is up-projected to every "
+                "head's content keys and values.",
+                _CODE.at((776, 789)),
+            ),
+        ),
+    ),
+)

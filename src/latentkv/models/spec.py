@@ -1,0 +1,211 @@
+"""What a fact about a model looks like: a value, and the place in a file where it stands.
+
+Everything here is frozen data without behaviour beyond naming itself. A page, a counter and a
+checker read the same objects. Lines are those of the pinned revision, both ends included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from ..contracts import NormContract
+
+T = TypeVar("T")
+
+Counted = Literal["MoE blocks", "MLA layers"]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines ``first`` to ``last`` of a file, or the one line ``first``."""
+
+    first: int
+    last: int = 0  # 0: the same as first
+
+    def __post_init__(self) -> None:
+        if self.last == 0:
+            object.__setattr__(self, "last", self.first)
+        if not 1 <= self.first <= self.last:
+            raise ValueError(f"lines must run upwards from 1, got {self.first} to {self.last}")
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}–{self.last}"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file at one revision of one repository.
+
+    ``copy_of`` names the repository that published the file where ``repository`` only holds a
+    copy of it: the copy is what was read, so the copy is what is cited.
+    """
+
+    repository: str
+    path: str
+    revision: str
+    copy_of: str = ""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path, which is how a page refers to the file."""
+        return self.path.rpartition("/")[2]
+
+    def at(self, *lines: int | tuple[int, int]) -> Place:
+        """Single lines and (first, last) ranges of this file."""
+        return Place(self, tuple(Lines(*((n,) if isinstance(n, int) else n)) for n in lines))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Lines of a file: where a fact can be read."""
+
+    file: File
+    lines: tuple[Lines, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lines:
+            raise ValueError(f"a place in {self.file.path} needs at least one line")
+
+    @property
+    def label(self) -> str:
+        """The lines as a page writes them: ``227, 383`` or ``94–111``."""
+        return ", ".join(map(str, self.lines))
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A value, where it stands, and what the place leaves unsaid."""
+
+    value: T
+    place: Place
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A passage that supports a page: what it shows, and how directly."""
+
+    id: str
+    grade: str
+    claim: str
+    place: Place
+
+    @property
+    def repository(self) -> str:
+        return self.place.file.repository
+
+    @property
+    def path(self) -> str:
+        return self.place.file.path
+
+    @property
+    def revision(self) -> str:
+        return self.place.file.revision
+
+    @property
+    def lines(self) -> str:
+        return self.place.label
+
+
+@dataclass(frozen=True)
+class LatentNorm:
+    """The RMSNorm of the key-value latent as one model's code has it.
+
+    Arguments:
+        title: what the model's page calls it.
+        container: what the model calls its layers, for the breadcrumb.
+        counted: the instances that the page counts; the model may hold more (`Model.mla_layers`).
+        path: the rest of the breadcrumb, below the counted blocks.
+        call: the expression that runs it, with its line.
+        module, class_name: the attribute that holds it, and its class.
+        input, output, gain: symbols, in LaTeX.
+        positions: how many positions the page's input has; None for any number.
+        arithmetic: the lines that compute it.
+        eps: the lines that give eps its value: the class's default, and the construction that
+            passes nothing else.
+        eps_config: the eps of the model's configuration file, applied or not.
+        gain_dtype: the dtype in which the model's own code holds the gain.
+        tensors_match: whether the parameter total was found to match the checkpoint's tensors.
+        code: the passages that a reader needs.
+        sources: what the page rests on.
+    """
+
+    title: str
+    container: str
+    counted: Counted
+    path: tuple[str, ...]
+    call: Fact[str]
+    module: str
+    class_name: str
+    input: str
+    output: str
+    gain: str
+    positions: int | None
+    arithmetic: Place
+    eps: Place
+    eps_config: Fact[float]
+    gain_dtype: Fact[str]
+    tensors_match: bool
+    code: Place
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The contracts of a model's RMSNorms."""
+
+    kv_latent: NormContract
+    q_latent: NormContract
+    block: NormContract
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model: its names, its sizes with their sources, its contracts.
+
+    ``layers`` counts the layers of the language model, ``dense_layers`` those without experts,
+    ``mla_layers`` those with latent attention, ``mtp_layers`` the extra layers for multi-token
+    prediction that only the checkpoint holds.
+    """
+
+    name: str
+    display: str
+    repository: str
+    hidden_size: Fact[int]
+    kv_lora_rank: Fact[int]
+    q_lora_rank: Fact[int]
+    qk_rope_head_dim: Fact[int]
+    layers: Fact[int]
+    dense_layers: Fact[int]
+    mla_layers: Fact[int]
+    mtp_layers: Fact[int]
+    norms: Norms
+    kv_latent_norm: LatentNorm
+
+    def __post_init__(self) -> None:
+        for norm, size in (
+            ("kv_latent", self.kv_lora_rank),
+            ("q_latent", self.q_lora_rank),
+            ("block", self.hidden_size),
+        ):
+            width = getattr(self.norms, norm).width
+            if width != size.value:
+                raise ValueError(
+                    f"{self.name}: norms.{norm}.width is {width}, its source says {size.value}"
+                )
+
+    @property
+    def moe_layers(self) -> int:
+        return self.layers.value - self.dense_layers.value
+
+    @property
+    def down_width(self) -> int:
+        """Features of the key-value down-projection: the latent, then the shared key."""
+        return self.kv_lora_rank.value + self.qk_rope_head_dim.value
+
+    @property
+    def instances(self) -> int:
+        """Key-value latent norms among the blocks that the model's page counts."""
+        counted = self.kv_latent_norm.counted
+        return self.moe_layers if counted == "MoE blocks" else self.mla_layers.value

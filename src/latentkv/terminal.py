@@ -1,0 +1,270 @@
+"""Pages and comparisons on a terminal: any width, with or without colour and Unicode."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .compare import Comparison, Row, config_place, shape
+from .describe import Card, Config, Page, scientific
+
+_PAGE_WIDTH = 100  # longer lines are hard to read
+_TABLE_WIDTH = 160
+_STACK_BELOW = 76  # three columns of words need this much
+
+_DIFFERS, _ALONE = "≠", "◂"
+
+_SYMBOLS = {r"c^{KV}": "cᴷⱽ", r"\hat c^{KV}": "ĉᴷⱽ", r"\gamma_{KV}": "γ_KV"}
+
+# For streams that can't carry Unicode. Longer names come first.
+_ASCII = {
+    "ĉᴷⱽ": "hat c^KV",
+    "cᴷⱽ": "c^KV",
+    "m₂": "m2",
+    "xⱼ²": "x_j^2",
+    "γ": "gamma",
+    "ε": "eps",
+    "√": "sqrt",
+    "∑": "sum",
+    "⊙": "*",
+    "×": "x",
+    "·": "-",
+    "–": "-",
+    "›": ">",
+    "─": "-",
+    "≠": "!=",
+    "◂": "<",
+}
+_POWERS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+class Screen:
+    """Where pages go: standard output, at the width and in the encoding it has."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, emoji=False, markup=False)
+        self.unicode = self.console.encoding.lower().startswith("utf")
+
+    def text(self, content: str, style: str = "") -> Text:
+        return Text(content if self.unicode else to_ascii(content), style=style)
+
+    def page(self, page: Page) -> None:
+        width = min(self.console.width, _PAGE_WIDTH)
+        parts = (
+            *self._head(page),
+            *self._arithmetic(page),
+            *self._parameters(page),
+            *self._code(page, width),
+            *self._sources(page),
+        )
+        self._write([(part, width) for part in parts])
+
+    def comparison(self, comparison: Comparison, pages: Sequence[Page]) -> None:
+        width = min(self.console.width, _TABLE_WIDTH)
+        words = min(width, _PAGE_WIDTH)
+        parts: list[tuple[RenderableType, int]] = []
+        if len({page.formula for page in pages}) == 1:
+            parts += [(self._formula(pages[0]), words), ("", words)]
+        layout = self._stacked if width < _STACK_BELOW else self._table
+        legend = f"{_DIFFERS} the models differ   {_ALONE} this one alone"
+        parts += [(layout(comparison), width), ("", words), (self.text(legend, "dim"), words)]
+        for consequence in comparison.consequences:
+            topic, _, rest = consequence.partition(": ")
+            parts += [("", words), (self.text(f"{topic}: ", "bold") + self.text(rest), words)]
+        hint = self.text("latentkv show MODEL: one model, in full", "dim")
+        self._write([*parts, ("", words), (hint, words)])
+
+    def _write(self, parts: Sequence[tuple[RenderableType, int]]) -> None:
+        with self.console.capture() as capture:
+            for part, width in parts:
+                self.console.print(part, width=width)
+        # rich fills cells with blanks up to their width, which piped output has no use for
+        for line in capture.get().splitlines():
+            print(line.rstrip(), file=self.console.file)
+
+    def _head(self, page: Page) -> list[RenderableType]:
+        learned = self.text("learned  " if page.learned else "", "green")
+        call = self.text(page.call.expression, "bold cyan")
+        place = self.text(f"  {page.call.file} {page.call.line}", "dim")
+        return [
+            self.text(" › ".join(page.path), "dim"),
+            "",
+            self.text(f"{page.model} · ", "bold") + self.text(page.title, "bold"),
+            learned + call + place,
+            "",
+            self.text(page.summary),
+            "",
+            self._formula(page),
+            "",
+        ]
+
+    def _formula(self, page: Page) -> RenderableType:
+        gain = self._symbol(page.module.gain.symbol)
+        value = scientific(page.eps.value)
+        if not self.unicode:
+            lines = [
+                "m₂(x) = (1/d) ∑(j=1..d) xⱼ²",
+                f"y = {gain} ⊙ x / √(m₂(x) + ε)",
+                f"ε = {value}",
+            ]
+            return Padding(self.text("\n".join(lines)), (0, 0, 0, 2))
+        root = "√(m₂(x) + ε)"
+        lead = f"y     = {gain} ⊙ "
+        lines = [
+            "        1  d",
+            "m₂(x) = ─  ∑  xⱼ²",
+            "        d j=1",
+            " " * len(lead) + "x".center(len(root)).rstrip(),
+            lead + "─" * len(root),
+            " " * len(lead) + root,
+            f"ε     = {value}",
+        ]
+        return Padding(self.text("\n".join(lines), "bold"), (0, 0, 0, 2))
+
+    def _arithmetic(self, page: Page) -> list[RenderableType]:
+        eps, arithmetic, gain = page.eps, page.arithmetic, page.module.gain
+        return [
+            self._fields(
+                {
+                    "in": f"{self._symbol(page.input.symbol)} {shape(page.input)}\n"
+                    f"{page.input.note}; dtype: {page.input.dtype}",
+                    "out": f"{self._symbol(page.output.symbol)} {shape(page.output)}\n"
+                    f"dtype: {page.output.dtype}",
+                    "order": page.order,
+                    "arithmetic": _cite(arithmetic.sentence, arithmetic.file, arithmetic.lines),
+                    "eps": _cite(eps.origin, eps.file, eps.lines),
+                    "eps in config": _config(eps.config),
+                    "module": f"{page.module.name}, of class {page.module.class_}; its {gain.name} "
+                    f"is {self._symbol(gain.symbol)}, [{gain.size}], {gain.dtype} "
+                    f"({gain.dtype_note})",
+                }
+            ),
+            "",
+        ]
+
+    def _parameters(self, page: Page) -> list[RenderableType]:
+        numbers = page.parameters
+        counts, products = numbers.counts, numbers.calculation
+        return [
+            self.text("Parameters", "bold"),
+            self._fields(
+                {
+                    "per instance": f"learned gain: {products.per_instance}; "
+                    f"{page.module.gain.owner}",
+                    counts.instances: products.total,
+                    "whole model": f"{products.whole_model_total}, counting "
+                    f"{counts.whole_model_instances}",
+                    "verdict": page.verdict,
+                }
+            ),
+            "",
+        ]
+
+    def _code(self, page: Page, width: int) -> list[RenderableType]:
+        code = page.code
+        return [
+            self.text("Code  ", "bold") + self.text(f"{code.file} {code.heading}"),
+            self._fields({"the model's": f"{code.file} {', '.join(code.ranges)}"}),
+            self._fields({"here": f"{code.definition.file}, {code.definition.function}"}),
+            "",
+            Padding(self.text(_wrap_code(code.definition.source, width - 2)), (0, 0, 0, 2)),
+            "",
+        ]
+
+    def _sources(self, page: Page) -> list[RenderableType]:
+        parts: list[RenderableType] = [self.text(f"Sources  {len(page.sources)}", "bold")]
+        for source in page.sources:
+            parts += [Padding(self._source(source), (0, 0, 0, 2)), ""]
+        return parts[:-1]
+
+    def _source(self, source: Card) -> RenderableType:
+        return Group(
+            self.text(source.id, "bold") + self.text(f"  {source.grade}", "green"),
+            self.text(source.claim),
+            self.text(
+                f"{source.repository} / {source.file}, revision {source.revision}, "
+                f"lines {source.lines}",
+                "dim",
+            ),
+        )
+
+    def _fields(self, fields: dict[str, str]) -> Table:
+        grid = Table.grid(padding=(0, 2), pad_edge=True)
+        grid.add_column(style="dim", min_width=min(13, self.console.width // 3), overflow="fold")
+        grid.add_column(overflow="fold")
+        for name, value in fields.items():
+            grid.add_row(self.text(name), self.text(value))
+        return grid
+
+    def _symbol(self, latex: str) -> str:
+        return _SYMBOLS.get(latex, latex.replace("{", "").replace("}", ""))
+
+    def _table(self, comparison: Comparison) -> Table:
+        table = Table(show_edge=False, pad_edge=False, show_lines=True, border_style="dim")
+        table.add_column("", overflow="fold", max_width=14)
+        table.add_column("", width=1 if self.unicode else 2)
+        for model in comparison.models:
+            table.add_column(self.text(model, "bold"), overflow="fold", ratio=1)
+        for row in comparison.rows:
+            cells = [self._cell(row, column, "\n{}") for column in range(len(row.cells))]
+            mark = self.text(_DIFFERS if row.differs else "", "bold yellow")
+            table.add_row(self.text(row.field), mark, *cells)
+        return table
+
+    def _stacked(self, comparison: Comparison) -> Group:
+        parts: list[RenderableType] = []
+        for row in comparison.rows:
+            mark = f" {_DIFFERS}" if row.differs else ""
+            parts.append(self.text(row.field, "bold") + self.text(mark, "bold yellow"))
+            for column, model in enumerate(comparison.models):
+                line = self.text(f"{model}: ") + self._cell(row, column)
+                parts.append(Padding(line, (0, 0, 0, 2)))
+        return Group(*parts)
+
+    def _cell(self, row: Row, column: int, place: str = " ({})") -> Text:
+        cell = row.cells[column]
+        alone = row.stands_alone(column)
+        value = self.text(cell.value, "bold" if alone else "")
+        if alone:
+            value += self.text(f" {_ALONE}", "bold yellow")
+        return value + self.text(place.format(cell.place) if cell.place else "", "dim")
+
+
+def to_ascii(content: str) -> str:
+    """The nearest that ASCII has."""
+    for given, plain in _ASCII.items():
+        content = content.replace(given, plain)
+    if not content.isascii():
+        content = content.replace("10⁻", "10^⁻").translate(_POWERS)
+    return content.encode("ascii", "replace").decode("ascii")
+
+
+def _cite(sentence: str, file: str, lines: str) -> str:
+    return f"{sentence.rstrip('.')} ({file} {lines})."
+
+
+def _config(config: Config) -> str:
+    verdict = "differs from the eps applied" if config.differs else "the same"
+    copy = f", as copied in {config.repository}" if config.copy_of else ""
+    place = f"{config_place(config)}{copy}"
+    return f"{scientific(config.value)} ({place}), {verdict}: {config.note}"
+
+
+def _wrap_code(source: str, width: int) -> str:
+    """Lines longer than the page, broken at blanks and indented further."""
+    lines = []
+    for line in source.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        comment = line.lstrip().startswith("#")
+        lines += textwrap.wrap(
+            line,
+            max(width, 20),
+            subsequent_indent=indent + ("# " if comment else " " * 8),
+            break_on_hyphens=False,
+        ) or [""]
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""The models' facts: reachable by name, complete, and equal to the published files."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+import seeds
+
+from latentkv import models
+from latentkv.models.spec import Fact, File, Lines, Model, Place
+
+K3 = seeds.SHARED / "data" / "kimi-k3"
+V32 = seeds.SHARED / "data" / "deepseek-v3.2-exp"
+
+needs_shared = pytest.mark.skipif(not seeds.SHARED.exists(), reason=seeds.MISSING)
+every_model = pytest.mark.parametrize("name", models.names())
+
+
+def facts(model: Model) -> dict[str, Fact]:
+    every = [*vars(model).items(), *vars(model.kv_latent_norm).items()]
+    return {name: value for name, value in every if isinstance(value, Fact)}
+
+
+def test_names():
+    assert models.names() == ("kimi-k2", "kimi-k3", "deepseek-v3.2-exp")
+
+
+@every_model
+def test_a_model_answers_to_its_name_and_its_repository(name):
+    model = models.get(name)
+    assert model.name == name
+    for given in (name.upper(), f"  {name}\n", model.repository, model.repository.lower()):
+        assert models.get(given) is model
+
+
+def test_an_unknown_name_is_refused_in_plain_words():
+    with pytest.raises(models.UnknownModelError) as caught:
+        models.get("kimi-k22")
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value).startswith("unknown model 'kimi-k22', did you mean kimi-k2?")
+    assert all(name in str(caught.value) for name in models.names())
+
+
+def test_every_beginning_of_a_name_suggests_a_name_that_begins_so():
+    for name in models.names():
+        for length in range(1, len(name)):
+            with pytest.raises(models.UnknownModelError) as caught:
+                models.get(name[:length])
+            assert f"did you mean {name[:length]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, 2, b"kimi-k2"])
+def test_a_name_that_is_no_string_is_refused(given):
+    with pytest.raises(TypeError, match="must be a str"):
+        models.get(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "block_eps"),
+    [
+        ("kimi-k2", "cast_then_gain", 1e-6),
+        ("kimi-k3", "cast_then_gain", 1e-5),
+        ("deepseek-v3.2-exp", "gain_then_cast", 1e-6),
+    ],
+)
+def test_contracts(name, order, block_eps):
+    norms = models.get(name).norms
+    assert {norms.kv_latent.order, norms.q_latent.order, norms.block.order} == {order}
+    assert norms.kv_latent.eps == norms.q_latent.eps == 1e-6
+    assert norms.block.eps == block_eps
+    assert (norms.kv_latent.width, norms.q_latent.width, norms.block.width) == (512, 1536, 7168)
+
+
+@every_model
+def test_every_fact_has_a_place(name):
+    found = facts(models.get(name))
+    assert len(found) >= 10
+    for fact in found.values():
+        file = fact.place.file
+        assert file.repository.count("/") == 1 and file.path and len(file.revision) == 12
+
+
+def test_a_contract_and_its_source_cannot_disagree():
+    k2 = models.get("kimi-k2")
+    with pytest.raises(ValueError, match="kv_latent.width is 512, its source says 513"):
+        dataclasses.replace(k2, kv_lora_rank=Fact(513, k2.kv_lora_rank.place))
+
+
+def test_models_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        models.get("kimi-k2").name = "kimi-k4"
+
+
+@pytest.mark.parametrize("lines", [(0, 3), (-1, 0), (5, 4)])
+def test_lines_that_run_backwards_are_refused(lines):
+    with pytest.raises(ValueError, match="must run upwards"):
+        Lines(*lines)
+
+
+def test_a_place_without_lines_is_refused():
+    with pytest.raises(ValueError, match="at least one line"):
+        Place(File("owner/name", "a.py", "0" * 12), ())
+
+
+def test_lines_are_written_with_an_en_dash():
+    assert File("owner/name", "a.py", "0" * 12).at(227, (340, 403)).label == "227, 340–403"
+
+
+def test_no_torch():
+    script = "import sys, latentkv.models; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def agrees(fact: Fact, text: str, key: str) -> None:
+    """The lines that the fact cites hold this key, and its value."""
+    line = text.splitlines()[fact.place.lines[0].first - 1]
+    assert json.loads("{" + line.strip().rstrip(",") + "}") == {key: fact.value}
+
+
+@needs_shared
+def test_kimi_k3_agrees_with_its_published_configuration():
+    model, text = models.get("kimi-k3"), (K3 / "config.json").read_text("utf-8")
+    agrees(model.hidden_size, text, "hidden_size")
+    agrees(model.kv_lora_rank, text, "kv_lora_rank")
+    agrees(model.q_lora_rank, text, "q_lora_rank")
+    agrees(model.qk_rope_head_dim, text, "qk_rope_head_dim")
+    agrees(model.layers, text, "num_hidden_layers")
+    agrees(model.dense_layers, text, "first_k_dense_replace")
+    agrees(model.mtp_layers, text, "num_nextn_predict_layers")
+    agrees(model.kv_latent_norm.gain_dtype, text, "dtype")
+    eps = model.kv_latent_norm.eps_config
+    agrees(eps, text, "rms_norm_eps")
+    assert (eps.value, eps.place.label) == (1e-5, "245")
+    config = json.loads(text)["text_config"]
+    assert config["rms_norm_eps"] == model.norms.block.eps != model.norms.kv_latent.eps
+    (listed,) = model.mla_layers.place.lines
+    cited = "\n".join(text.splitlines()[listed.first - 1 : listed.last]).rstrip(",")
+    layers = json.loads("{" + cited + "}")["full_attn_layers"]
+    assert layers == config["linear_attn_config"]["full_attn_layers"]
+    assert len(layers) == model.mla_layers.value
+
+
+@needs_shared
+def test_kimi_k3s_published_index_holds_as_many_gains():
+    with gzip.open(K3 / "model.safetensors.index.json.gz", "rt", encoding="utf-8") as file:
+        names = json.load(file)["weight_map"]
+    model = models.get("kimi-k3")
+    suffix = f".self_attn.{model.kv_latent_norm.module}.weight"
+    gains = [name for name in names if name.endswith(suffix)]
+    assert len(gains) == model.instances == model.mla_layers.value == 24
+    layers = sorted(int(name.removesuffix(suffix).rpartition(".")[2]) for name in gains)
+    config = json.loads((K3 / "config.json").read_text("utf-8"))["text_config"]
+    # the configuration counts from 1, the tensors from 0
+    assert [n + 1 for n in layers] == config["linear_attn_config"]["full_attn_layers"]
+
+
+@needs_shared
+def test_deepseek_v32_agrees_with_its_published_configuration():
+    model = models.get("deepseek-v3.2-exp")
+    text = (V32 / "config_671B_v3.2.json").read_text("utf-8")
+    agrees(model.hidden_size, text, "dim")
+    agrees(model.kv_lora_rank, text, "kv_lora_rank")
+    agrees(model.q_lora_rank, text, "q_lora_rank")
+    agrees(model.qk_rope_head_dim, text, "qk_rope_head_dim")
+    agrees(model.layers, text, "n_layers")
+    agrees(model.dense_layers, text, "n_dense_layers")
+    assert "eps" not in text  # which is why the class's default applies to every norm
