@@ -113,6 +113,39 @@ def show(
     Screen().comparison(compare(every), pages)
 
 
+@app.command()
+def check(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Hold them to this model's contract alone, and print all that was measured.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    impl: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--impl",
+            metavar="SPEC",
+            help="Test yours, and only it: MODULE:NAME or FILE.py:NAME. May be repeated.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Accept only implementations with identical bits.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find out who follows the models' latent norm, from outputs alone."""
+    from .check import run
+
+    try:
+        names = models.names() if model is None else (models.get(model).name,)
+    except models.UnknownModelError as error:
+        fail(str(error))
+    run(tuple(map(models.get, names)), tuple(impl or ()), strict=strict, as_json=as_json)
+
+
 def main() -> None:
     """The entry point of the ``latentkv`` script and of ``python -m latentkv``."""
     try:

@@ -62,7 +62,7 @@ class Screen:
             *self._code(page, width),
             *self._sources(page),
         )
-        self._write([(part, width) for part in parts])
+        self.write([(part, width) for part in parts])
 
     def comparison(self, comparison: Comparison, pages: Sequence[Page]) -> None:
         width = min(self.console.width, _TABLE_WIDTH)
@@ -77,9 +77,10 @@ class Screen:
             topic, _, rest = consequence.partition(": ")
             parts += [("", words), (self.text(f"{topic}: ", "bold") + self.text(rest), words)]
         hint = self.text("latentkv show MODEL: one model, in full", "dim")
-        self._write([*parts, ("", words), (hint, words)])
+        self.write([*parts, ("", words), (hint, words)])
 
-    def _write(self, parts: Sequence[tuple[RenderableType, int]]) -> None:
+    def write(self, parts: Sequence[tuple[RenderableType, int]]) -> None:
+        """Print each part at its width."""
         with self.console.capture() as capture:
             for part, width in parts:
                 self.console.print(part, width=width)

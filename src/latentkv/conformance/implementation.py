@@ -29,7 +29,12 @@ written to."""
 
 
 class ImplementationError(Exception):
-    """An implementation that can't be tested: it can't be imported, raises, mutates its input."""
+    """An implementation that can't be tested: it can't be imported, raises, mutates its input.
+
+    ``raised`` tells a call that raised from one that broke a promise.
+    """
+
+    raised = False
 
 
 class Implementation:
@@ -96,10 +101,12 @@ class Implementation:
                 result = self._call(x, gain, eps, **more)
         except Exception as error:
             first_line = (str(error).strip().splitlines() or [""])[0]
-            raise ImplementationError(
+            failure = ImplementationError(
                 f"{self.name} raised {type(error).__name__}: {first_line} (on {_describe(x)}, "
                 f"gain {_describe(gain)}, eps {eps:g}{', a residual' if more else ''})"
-            ) from error
+            )
+            failure.raised = True
+            raise failure from error
         for name, value in inputs.items():
             if not same_bits(value, before[name]):
                 raise ImplementationError(

@@ -37,7 +37,12 @@ class Observation:
 
 
 def observe(implementation: Implementation, width: int, eps: float) -> Observation:
-    """Run every probe. Raises ImplementationError if a plain call fails."""
+    """Run every probe. Raises ImplementationError if a plain call fails.
+
+    Strided rows come first: code compiled for any stride also serves packed rows, while the other
+    way round it is compiled again (1.4 s each under torch.compile).
+    """
+    strided = _strided(implementation, width, eps)
     x, gain = probes.sample(width, implementation.device)
     y = implementation(x, gain, eps).cpu()
     measured = measure_eps(implementation, width, eps)
@@ -61,7 +66,7 @@ def observe(implementation: Implementation, width: int, eps: float) -> Observati
         residual=residual,
         sum_right=sum_right,
         batch_invariant=batch_invariant,
-        strided=_strided(implementation, width, eps),
+        strided=strided,
         special=_special(implementation, width, eps, measured, order),
     )
 
@@ -145,16 +150,18 @@ def _is_batch_invariant(implementation: Implementation, y: torch.Tensor, eps: fl
 
 def _strided(implementation: Implementation, width: int, eps: float) -> str:
     x, gain = probes.sample(width, implementation.device)
-    for name, (view, packed) in probes.strided_views(x[:64]).items():
+    results: dict[str, torch.Tensor] = {}
+    for name, view in probes.strided_views(x[:64]).items():
         try:
-            result = implementation(view, gain, eps)
+            results[name] = implementation(view, gain, eps).cpu().flatten(0, -2)
         except ImplementationError as error:
-            if "raised" in str(error):
-                return "refused"
-            raise
-        if not same_bits(result.cpu(), implementation(packed, gain, eps).cpu()):
-            return f"wrong on {name}"
-    return "same"
+            if not error.raised:
+                raise
+            implementation(x[:64], gain, eps)  # does it take packed rows?
+            return "refused"
+    packed = implementation(x[:64], gain, eps).cpu()
+    wrong = [name for name, result in results.items() if not same_bits(result, packed)]
+    return f"wrong on {' and '.join(wrong)}" if wrong else "same"
 
 
 def _special(

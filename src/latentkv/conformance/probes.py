@@ -45,8 +45,8 @@ def special_rows(width: int, device: str) -> dict[str, torch.Tensor]:
     return {name: row.bfloat16().unsqueeze(0).to(device) for name, row in rows.items()}
 
 
-def strided_views(x: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Rows as slices of wider ones, with what their contiguous copy is, by name."""
+def strided_views(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The rows of x [even, width] as slices of wider ones, by name."""
     rows, width = x.shape
     ahead, behind = 3 * width, width // 8
     buffer = torch.full((rows, ahead + width + behind), 7.0, dtype=x.dtype, device=x.device)
@@ -54,10 +54,10 @@ def strided_views(x: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor
     middle.copy_(x)
     wide = torch.full((2, rows // 2, width + behind), 7.0, dtype=x.dtype, device=x.device)
     first = wide[..., :width]
-    first.copy_(x[: rows // 2 * 2].view(2, rows // 2, width))
+    first.copy_(x.view(2, rows // 2, width))
     return {
-        f"a slice of rows {buffer.shape[1]} wide": (middle, x),
-        f"a 3-D slice of rows {wide.shape[2]} wide": (first, first.contiguous()),
+        f"a slice of rows {buffer.shape[1]} wide": middle,
+        f"a 3-D slice of rows {wide.shape[2]} wide": first,
     }
 
 
