@@ -43,14 +43,8 @@ def check_operands(
 def _contract_of(x: torch.Tensor, eps: float, order: str) -> NormContract:
     if x.dim() == 0:
         raise ValueError("x has no dimension; it must be [..., width]")
-    width = x.shape[-1]
-    if isinstance(width, int):
-        return NormContract(width, eps, cast(Order, order))
-    # Tracing with a symbolic width: the shapes are compared below, the range when it runs.
-    contract = object.__new__(NormContract)
-    for name, value in (("width", width), ("eps", eps), ("order", order)):
-        object.__setattr__(contract, name, value)
-    return contract
+    # Under tracing, int() specialises the graph to this width: the contract fixes it anyway.
+    return NormContract(int(x.shape[-1]), eps, cast(Order, order))
 
 
 def _rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> torch.Tensor:

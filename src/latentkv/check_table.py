@@ -9,12 +9,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .conformance.survey import Result, Skipped
+from .conformance.known import Skipped
+from .conformance.survey import Result
 from .terminal import Screen
 
 _STYLES = {"identical": "bold green", "follows": "green", "deviates": "bold red"}
 # A table of this many columns or fewer is unreadable: each implementation becomes a paragraph.
 _STACK_BELOW = 96
+
+_LEGEND = (
+    "identical: no bit of a million bf16 outputs differs. follows: at most 0.01% do, by an ulp or "
+    "two, since another order of summation moves a rare rounding."
+)
 
 
 def print_survey(
@@ -68,11 +74,7 @@ def _reasons(
                 models.setdefault(result.report.reason, []).append(titles[model])
         for reason, deviated in models.items():
             grouped.setdefault((reason, tuple(deviated)), []).append(name)
-    legend = (
-        "identical: no bit of a million bf16 outputs differs. follows: at most 0.01% do, by an "
-        "ulp or two, since another order of summation moves a rare rounding. deviates:"
-    )
-    lines: list[RenderableType] = [screen.text(legend if grouped else legend.rpartition(" deviates")[0], "dim")]
+    lines: list[RenderableType] = [screen.text(_LEGEND + (" deviates:" if grouped else ""), "dim")]
     for (reason, against), names in grouped.items():
         who = f" (against {', '.join(against)}): {'; '.join(names)}"
         lines.append(_indent(screen.text(reason, "bold") + screen.text(who)))

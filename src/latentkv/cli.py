@@ -21,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in the help are shapes, not markup
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -136,7 +137,41 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find out who follows the models' latent norm, from outputs alone."""
+    """Find out who follows the models' latent norm, from outputs alone.
+
+    Every implementation found here is run and identified: the order of gain and cast, the eps
+    that it really applies, residual sum, output dtype, batch dependence, strided input, special
+    values. Without MODEL, each is held against each model's contract.
+
+    \b
+    --impl tests yours instead: MODULE:NAME or FILE.py:NAME, where the working
+    directory is importable and NAME is one of
+      a function      f(x, gain, eps) -> y
+                      with a parameter named residual, also
+                      f(x, gain, eps, residual=r) -> (y, sum)
+      a module class  C(width) or C(width, eps=...), with a parameter weight
+                      [width]; forward(x) -> y, or with a parameter named
+                      residual, also forward(x, residual=r) -> (y, sum)
+      a module        an object of such a class: its weight is replaced in a
+                      copy, its eps is kept
+    x is bf16 [..., width], gain and weight are bf16 [width], eps is a float.
+    Nothing may write to its inputs.
+
+    \b
+    Grades
+      identical  no bit differs in a million outputs
+      follows    at most 1e-4 of them do, by an ulp or two: another order of
+                 summation
+      deviates   anything else, with the reason
+
+    \b
+    Exit codes
+      0  accepted: each --impl follows MODEL (without MODEL: at least one of
+         the models); with --strict, is identical
+      1  an --impl deviates; without any, latentkv's own kernels do
+      2  misuse: an unknown model, an --impl that can't be imported, raises,
+         returns another shape or writes to its inputs
+    """
     from .check import run
 
     try:

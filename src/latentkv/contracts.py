@@ -10,7 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Order = Literal["cast_then_gain", "gain_then_cast"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -51,7 +51,7 @@ class NormContract:
         check_order(self.order)
 
 
-def check_eps(eps: float) -> None:
+def check_eps(eps: Any) -> None:
     """Refuse an eps that fp32 cannot hold as a finite, normal, positive number."""
     if isinstance(eps, bool) or not isinstance(eps, Real):
         raise TypeError(f"eps must be a real number, got {eps!r} ({type(eps).__name__})")
@@ -68,7 +68,7 @@ def check_order(order: str) -> None:
         raise ValueError(f"order must be one of {', '.join(map(repr, ORDERS))}, got {order!r}")
 
 
-def fp32(value: float) -> float:
+def fp32(value: Real | float) -> float:
     """``value`` rounded to the nearest fp32, ties to even; beyond the range, an infinity."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])

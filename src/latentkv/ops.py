@@ -37,7 +37,8 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
             _library.check_operands(x, gain, contract)
         if is_grad_enabled() and (x.requires_grad or gain.requires_grad):
             _refuse_gradient()
-        return _rms_norm(x, gain, contract.eps, contract.order)
+        y: torch.Tensor = _rms_norm(x, gain, contract.eps, contract.order)
+        return y
     except (AttributeError, IndexError, RuntimeError) as error:
         _explain(error, x, gain, contract)
 
@@ -57,9 +58,7 @@ def add_rms_norm(
     try:
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract, residual)
-        if is_grad_enabled() and (
-            x.requires_grad or residual.requires_grad or gain.requires_grad
-        ):
+        if is_grad_enabled() and (x.requires_grad or residual.requires_grad or gain.requires_grad):
             _refuse_gradient()
         y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
         return y, total

@@ -29,10 +29,12 @@ class Eps:
     scale: float  # y for a row of equal features far above eps: 1 in any RMSNorm with gain 1
 
 
-def measure_eps(implementation: Implementation, width: int, passed: float) -> Eps:
+def measure_eps(
+    implementation: Implementation, width: int, passed: float, row_by_row: bool = False
+) -> Eps:
     """Measure it with bf16 rows of equal features between 2^-40 and 2^4, passing eps.
 
-    Each row is its own call if need be: an implementation that mixes rows has an eps as well.
+    ``row_by_row`` makes each row its own call: an implementation that mixes rows has an eps too.
     """
     exponents = torch.arange(-40, 4, dtype=torch.int32).unsqueeze(1) + 127
     mantissas = torch.arange(0, 128, 4, dtype=torch.int32)
@@ -40,11 +42,9 @@ def measure_eps(implementation: Implementation, width: int, passed: float) -> Ep
     c16 = bits.to(torch.int16).view(torch.bfloat16)
     x = c16.unsqueeze(1).repeat(1, width).to(implementation.device)
     gain = torch.ones(width, dtype=torch.bfloat16, device=implementation.device)
-    batch = _from_outputs(c16, implementation(x, gain, passed)[:, 0].cpu(), passed)
-    if batch.value is not None or batch.scale not in _SCALES:
-        return batch
-    alone = torch.cat([implementation(row.unsqueeze(0), gain, passed)[:, 0] for row in x])
-    return _from_outputs(c16, alone.cpu(), passed)
+    calls = [row.unsqueeze(0) for row in x] if row_by_row else [x]
+    outputs = torch.cat([implementation(rows, gain, passed)[:, 0] for rows in calls])
+    return _from_outputs(c16, outputs.cpu(), passed)
 
 
 def _from_outputs(c16: torch.Tensor, outputs: torch.Tensor, passed: float) -> Eps:

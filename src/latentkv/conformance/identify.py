@@ -66,8 +66,8 @@ def identify(implementation: Any, contract: NormContract, name: str | None = Non
     Raises ImplementationError where it can't be run, mutates its input, returns another shape.
     """
     if not isinstance(implementation, Implementation):
-        label = name or getattr(implementation, "__name__", type(implementation).__name__)
-        implementation = Implementation(label, implementation)
+        label = getattr(implementation, "__name__", type(implementation).__name__)
+        implementation = Implementation(name or str(label), implementation)
     return judge(
         name or implementation.name,
         observe(implementation, contract.width, contract.eps),
@@ -153,10 +153,10 @@ def _of_eps(seen: Observation, wanted: float) -> list[str]:
 
 
 def _of_rounding(seen: Observation, wanted: Order) -> list[str]:
+    if seen.eps.value is None:
+        return []  # said of the eps
     if seen.order is None:
-        return [] if seen.eps.value is None else [
-            f"no known rounding explains its outputs ({seen.nearest:.0%} differ from the nearest)"
-        ]
+        return [f"no known rounding explains its outputs ({seen.nearest:.0%} off the nearest)"]
     faults = []
     if seen.order != wanted:
         faults.append(_HABITS[seen.order])

@@ -17,17 +17,6 @@ from ..bits import same_bits
 
 _EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
 
-FORMS = """\
---impl takes MODULE:NAME or FILE.py:NAME (the working directory is importable). NAME is one of
-  a function      f(x, gain, eps) -> y
-                  with a parameter named residual, also f(x, gain, eps, residual=r) -> (y, sum)
-  a module class  C(width) or C(width, eps=...) with a parameter weight [width]; forward(x) -> y,
-                  with a parameter named residual, also forward(x, residual=r) -> (y, sum)
-  a module        an object of such a class, already built; its weight is replaced, its eps is kept
-x is bf16 [..., width], gain and weight are bf16 [width], eps is a float. Inputs are not to be
-written to."""
-
-
 class ImplementationError(Exception):
     """An implementation that can't be tested: it can't be imported, raises, mutates its input.
 
@@ -42,7 +31,7 @@ class Implementation:
 
     Arguments:
         name: how it is shown.
-        function: one of the forms that `FORMS` lists.
+        function: one of the forms that ``latentkv check --help`` lists.
         device: where its inputs have to be.
 
     Every call checks what the form promises and raises ImplementationError where it is broken.

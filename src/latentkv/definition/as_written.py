@@ -29,7 +29,8 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
         if torch.compiler.is_compiling():
             raise RuntimeError("latentkv.definition can't be compiled; latentkv.rms_norm can")
         if "torch._dynamo" in sys.modules:  # importing it costs a second: only where it is there
-            return _disabled(function)(*args, **kwargs)
+            untraced: Callable[P, R] = _disabled(function)
+            return untraced(*args, **kwargs)
         return function(*args, **kwargs)
 
     return call
@@ -37,8 +38,8 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def _disabled(function: Callable[P, R]) -> Callable[P, R]:
-    disabled: Callable[P, R] = torch.compiler.disable(function)
-    return disabled
+    disable: Callable[[Callable[P, R]], Callable[P, R]] = torch.compiler.disable
+    return disable(function)
 
 
 @contextmanager

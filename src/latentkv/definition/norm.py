@@ -91,4 +91,3 @@ def _reciprocal_rms(a: torch.Tensor, eps: float) -> torch.Tensor:
 
 def _widen(value: torch.Tensor) -> torch.Tensor:
     return value if value.dtype == torch.float64 else value.float()
-
