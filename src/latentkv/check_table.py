@@ -9,8 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .conformance.known import Skipped
-from .conformance.survey import Result
+from .conformance.survey import Result, Survey
 from .terminal import Screen
 
 _STYLES = {"identical": "bold green", "follows": "green", "deviates": "bold red"}
@@ -23,19 +22,17 @@ _LEGEND = (
 )
 
 
-def print_survey(
-    results: Sequence[Result], skipped: Sequence[Skipped], titles: Mapping[str, str]
-) -> None:
+def print_survey(survey: Survey, titles: Mapping[str, str]) -> None:
     """All results: a table over the models, or with one model everything that was measured."""
-    screen = Screen()
+    screen, results = Screen(), survey.results
     width = screen.console.width
     parts: list[RenderableType]
     if len(titles) > 1 and width >= _STACK_BELOW:
         parts = [_table(screen, results, titles), "", *_reasons(screen, results, titles)]
     else:
         parts = _details(screen, results, titles)
-    if skipped:
-        lines = [f"skipped: {entry.name}: {entry.reason}" for entry in skipped]
+    if survey.skipped:
+        lines = [f"skipped: {entry.name}: {entry.reason}" for entry in survey.skipped]
         parts += ["", *(screen.text(line, "dim") for line in lines)]
     screen.write([(part, width) for part in parts])
 

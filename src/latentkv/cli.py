@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -172,13 +174,41 @@ def check(
       2  misuse: an unknown model, an --impl that can't be imported, raises,
          returns another shape or writes to its inputs
     """
-    from .check import run
-
     try:
         names = models.names() if model is None else (models.get(model).name,)
     except models.UnknownModelError as error:
         fail(str(error))
-    run(tuple(map(models.get, names)), tuple(impl or ()), strict=strict, as_json=as_json)
+    with _progress() as say:
+        from .conformance.implementation import ImplementationError
+        from .conformance.survey import accepted, survey_found, survey_given
+
+        contracts = {name: models.get(name).norms.kv_latent for name in names}
+        try:
+            survey = survey_given(impl, contracts, say) if impl else survey_found(contracts, say)
+        except ImplementationError as error:
+            fail(str(error))
+    if as_json:
+        print_json([{"model": one.model, **one.report.as_json()} for one in survey.results])
+        for entry in survey.skipped:
+            print(f"skipped: {entry.name}: {entry.reason}", file=sys.stderr)
+    else:
+        from .check_table import print_survey
+
+        print_survey(survey, {name: models.get(name).display for name in names})
+    if not accepted(survey, strict):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being checked, on a terminal's standard error; elsewhere, nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("importing torch") as status:
+        yield lambda name: status.update(f"checking {name}")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from ..bits import same_bits
 
 _EPS_NAMES = ("eps", "epsilon", "variance_epsilon", "norm_eps", "rms_norm_eps", "layer_norm_eps")
 
+
 class ImplementationError(Exception):
     """An implementation that can't be tested: it can't be imported, raises, mutates its input.
 

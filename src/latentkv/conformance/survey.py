@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ..contracts import NormContract
 from .identify import Report, judge
 from .implementation import Implementation, ImplementationError, load
 from .known import Known, Skipped, found
 from .observe import Observation, observe
+
+Origin = Literal["ours", "found", "given"]
 
 
 @dataclass(frozen=True)
@@ -19,47 +22,70 @@ class Result:
 
     model: str
     report: Report
-    ours: bool
+    origin: Origin
 
 
-def survey(
-    contracts: Mapping[str, NormContract], say: Callable[[str], None]
-) -> Iterator[Result | Skipped]:
+@dataclass
+class Survey:
+    """All results, and what could not be tested here, in the order in which they came."""
+
+    results: list[Result] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def survey_found(contracts: Mapping[str, NormContract], say: Callable[[str], None]) -> Survey:
     """Everything found here, against the contracts by model name; ``say`` hears what is next."""
-    entries = found()
-    while True:
-        with warnings.catch_warnings():  # other people's deprecations
-            warnings.simplefilter("ignore")
-            entry = next(entries, None)
-            if entry is None:
-                return
+    survey = Survey()
+    with warnings.catch_warnings():  # other people's deprecations
+        warnings.simplefilter("ignore")
+        for entry in found():
             if isinstance(entry, Skipped):
-                yield entry
+                survey.skipped.append(entry)
                 continue
             say(entry.name)
             try:
-                results = list(_results(entry, contracts))
+                survey.results += _results(entry, contracts, "ours" if entry.ours else "found")
             except ImplementationError as error:
-                yield Skipped(entry.name, str(error))
-                continue
-        yield from results
+                survey.skipped.append(Skipped(entry.name, str(error)))
+    return survey
 
 
 def survey_given(
-    specs: Iterable[str], contracts: Mapping[str, NormContract], say: Callable[[str], None]
-) -> Iterator[Result]:
-    """The user's implementations. Raises ImplementationError."""
+    specs: Sequence[str], contracts: Mapping[str, NormContract], say: Callable[[str], None]
+) -> Survey:
+    """The user's implementations, by ``MODULE:NAME``. Raises ImplementationError."""
+    survey = Survey()
     for spec in specs:
         say(spec)
-        implementation = load(spec)
-        yield from _results(Known(spec, _always(implementation)), contracts)
+        survey.results += _results(Known(spec, _always(load(spec))), contracts, "given")
+    return survey
+
+
+def accepted(survey: Survey, strict: bool) -> bool:
+    """Whether what was asked of the implementations holds.
+
+    latentkv's own have to be identical under every contract. Of what else is found here nothing
+    is asked. The user's have to follow (``strict``: be identical under) at least one contract:
+    the models ask for different orders, so to hold yours to one, survey that one alone.
+    """
+    if not all(one.report.grade == "identical" for one in survey.results if one.origin == "ours"):
+        return False
+    given: dict[str, bool] = {}
+    for one in survey.results:
+        if one.origin == "given":
+            good = one.report.grade == "identical" if strict else one.report.follows
+            name = one.report.implementation
+            given[name] = given.get(name, False) or good
+    return all(given.values())
 
 
 def _always(implementation: Implementation) -> Callable[[NormContract], Implementation]:
     return lambda _: implementation
 
 
-def _results(entry: Known, contracts: Mapping[str, NormContract]) -> Iterator[Result]:
+def _results(
+    entry: Known, contracts: Mapping[str, NormContract], origin: Origin
+) -> Iterator[Result]:
     """One observation serves all contracts that ask the same of the implementation."""
     seen: dict[tuple[int, float, str], Observation] = {}
     for model, contract in contracts.items():
@@ -67,4 +93,4 @@ def _results(entry: Known, contracts: Mapping[str, NormContract]) -> Iterator[Re
         if key not in seen:
             implementation: Implementation = entry.build(contract)
             seen[key] = observe(implementation, contract.width, contract.eps)
-        yield Result(model, judge(entry.name, seen[key], contract), entry.ours)
+        yield Result(model, judge(entry.name, seen[key], contract), origin)

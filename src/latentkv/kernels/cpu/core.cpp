@@ -9,10 +9,26 @@
 #include "formats.h"
 #include "ieee_mode.h"
 
-// One source, three compilations: GCC applies the target to what stands between push and pop.
-// target_clones would do as much, but no test could force its choice.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// One source, three compilations: the compiler applies a target to the functions between begin and
+// end. target_clones would do as much, but no test could force its choice.
+#if defined(__x86_64__) && defined(__clang__)
 #define LATENTKV_X86 1
+#define BEGIN_AVX2 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx2,f16c\"))), apply_to = function)")
+#define BEGIN_AVX512 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,f16c\"))), apply_to = function)")
+#define END_TARGET _Pragma("clang attribute pop")
+#elif defined(__x86_64__) && defined(__GNUC__)
+#define LATENTKV_X86 1
+#define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,f16c\")")
+#define BEGIN_AVX512          \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,f16c\")")
+#define END_TARGET _Pragma("GCC pop_options")
+#endif
+
+#ifdef LATENTKV_X86
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -25,26 +41,31 @@ namespace baseline {
 }  // namespace baseline
 
 #ifdef LATENTKV_X86
-#pragma GCC push_options
-#pragma GCC target("avx2,f16c")
+BEGIN_AVX2
 namespace avx2 {
 #include "vec_avx2.inc"
 
 #include "norm_rows.inc"
 }  // namespace avx2
-#pragma GCC pop_options
+END_TARGET
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c")
+BEGIN_AVX512
 namespace avx512 {
 #include "vec_avx512.inc"
 
 #include "norm_rows.inc"
 }  // namespace avx512
-#pragma GCC pop_options
+END_TARGET
 #endif
 
 namespace {
+
+#ifdef LATENTKV_X86
+bool has_f16c() {  // clang's __builtin_cpu_supports doesn't know the name
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
 
 struct InstructionSet {
   const char* name;
@@ -60,7 +81,7 @@ const InstructionSet* instruction_sets() {
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
        avx512::choose},
-      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"), avx2::choose},
+      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), avx2::choose},
 #endif
       {"baseline", true, baseline::choose},
       {nullptr, false, nullptr},
