@@ -10,63 +10,100 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
-SOURCES = Path("src/latentkv/kernels/cpu")
+PACKAGE = Path("src/latentkv")
+SOURCES = PACKAGE / "kernels" / "cpu"
+OLDEST_TORCH = (2, 10)
 
 
 def compiler() -> str | None:
-    """The C++ compiler to build with, or None where none was asked for and none is installed."""
-    asked = os.environ.get("CXX")
-    command = asked or sysconfig.get_config_var("CXX") or "c++"
-    program = shlex.split(command)[0]
-    if shutil.which(program):
-        return command
+    """The C++ compiler's command, or None where none is asked for and none is installed."""
+    asked = os.environ.get("CXX", "").strip()
     if asked:
-        sys.exit(f"latentkv: CXX={asked} names no program; unset it or name a C++ compiler")
-    return shutil.which("g++") or shutil.which("c++")
+        if shutil.which(shlex.split(asked)[0]) is None:
+            sys.exit(f"latentkv: CXX={asked} names no program: unset it or name a C++ compiler")
+        return asked
+    for command in (sysconfig.get_config_var("CXX"), "g++", "c++", "clang++"):
+        if command and shutil.which(shlex.split(command)[0]):
+            return str(command)
+    return None
 
 
-def kernels() -> list[Extension]:
-    command = compiler()
-    if command is None:
-        print("latentkv: no C++ compiler found: installing without the compiled kernels")
-        return []
+def torch_folders() -> tuple[list[str], list[str]]:
+    """The folders of the installed torch's headers and libraries."""
     try:
         import torch
         from torch.utils.cpp_extension import include_paths, library_paths
     except ImportError as error:
         sys.exit(
             f"latentkv: the kernels are compiled against the torch you run, and {error}: "
-            "install torch first, then run pip with --no-build-isolation"
+            "install torch first, then run pip install with --no-build-isolation"
         )
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
-        sys.exit(f"latentkv: torch {torch.__version__} is older than 2.10")
-    os.environ["CXX"] = command  # setuptools compiles and links C++ with it
-    return [
-        Extension(
-            "latentkv._kernels_cpu",
-            sources=[str(SOURCES / name) for name in ("binding.cpp", "core.cpp")],
-            depends=[str(path) for path in sorted(SOURCES.glob("*.[hi]*"))],
-            include_dirs=include_paths(),
-            library_dirs=library_paths(),
-            libraries=["torch_cpu", "torch"],
-            define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],
-            extra_compile_args=[
-                "-std=c++20",
-                "-O3",
-                "-g0",
-                # Contraction would fuse a*b+c into one rounding wherever the target has FMA.
-                "-ffp-contract=off",
-                "-fno-math-errno",
-                "-fvisibility-inlines-hidden",
-                # GCC 12 warns of its own AVX-512 header: 8,000 lines.
-                "-Wno-uninitialized",
-                "-Wno-maybe-uninitialized",
-            ],
-            py_limited_api=True,
-            language="c++",
-        )
-    ]
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        sys.exit(f"latentkv: torch {torch.__version__} is too old, install torch {oldest} or later")
+    return include_paths(), library_paths()
 
 
-setup(ext_modules=kernels(), options={"bdist_wheel": {"py_limited_api": "cp310"}})
+class BuildPython(build_py):
+    def run(self) -> None:
+        if self.editable_mode:
+            # An editable install loads what lies here: never the kernels of earlier sources.
+            for earlier in PACKAGE.glob("_kernels_cpu*.so"):
+                earlier.unlink()
+        super().run()
+
+
+class BuildKernels(build_ext):
+    def run(self) -> None:
+        include, library = torch_folders()
+        self.include_dirs += include
+        self.library_dirs += library
+        self.force = True  # the flags, the compiler or torch may have changed, not only a source
+        os.environ["CXX"] = compiler() or ""  # setuptools compiles and links C++ with it
+        super().run()
+
+
+KERNELS = Extension(
+    "latentkv._kernels_cpu",
+    sources=[str(SOURCES / name) for name in ("binding.cpp", "core.cpp")],
+    libraries=["torch_cpu", "torch"],
+    define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],
+    extra_compile_args=[
+        "-std=c++20",
+        "-O3",
+        "-g0",
+        # First, since it resets others: CFLAGS may hold -ffast-math, which reorders sums.
+        "-fno-fast-math",
+        # Contraction would fuse a*b+c into one rounding wherever the target has FMA.
+        "-ffp-contract=off",
+        "-fno-math-errno",
+        "-fvisibility-inlines-hidden",
+        # GCC 12 warns of its own AVX-512 header: 8,000 lines.
+        "-Wno-uninitialized",
+        "-Wno-maybe-uninitialized",
+    ],
+    # Linked with -ffast-math or -Ofast, loading would flush the whole process's subnormals.
+    extra_link_args=["-O3", "-fno-fast-math"],
+    py_limited_api=True,  # no Python in it at all: torch loads it
+    language="c++",
+)
+
+
+def main() -> None:
+    kernels = [KERNELS] if compiler() else []
+    if not kernels:
+        print("latentkv: no C++ compiler found: installing without the compiled kernels")
+    # A free-threaded Python has no limited API to claim.
+    abi3 = kernels and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    setup(
+        ext_modules=kernels,
+        cmdclass={"build_ext": BuildKernels, "build_py": BuildPython},
+        options={"bdist_wheel": {"py_limited_api": "cp310"}} if abi3 else {},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Plant faults in a copy of the kernels and demand that the tests notice: ``make mutants``.
+
+A bit test proves nothing until it has been seen to fail. Each mutant is one textual change to a
+copy of this tree, built in place there, with the tests of that copy run on it. A mutant that
+survives, a pattern that no longer occurs, or a run that ends in anything but failed tests is an
+error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = Path("src/latentkv/kernels/cpu")
+# The seconds of the suite in which every promise of the kernels occurs.
+SUITE = (
+    "tests/cases",
+    "tests/test_guards.py",
+    "tests/test_kernels.py::test_any_leading_strides",
+    "tests/test_kernels.py::test_every_small_width",
+)
+
+
+class BrokenScriptError(Exception):
+    """The script itself, or the tree that it was given, is at fault."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: in each of ``files``, ``old`` occurs once and becomes ``new``."""
+
+    name: str
+    files: tuple[str, ...]
+    old: str
+    new: str
+
+
+# A fault in a vec_*.inc goes into the file of the instruction set that runs here: see `best`.
+MUTANTS = (
+    Mutant(
+        "order swapped",
+        ("norm_rows.inc",),
+        "if constexpr (kOrder == Order::cast_then_gain) n = round_to(n, In{});",
+        "if constexpr (kOrder == Order::gain_then_cast) n = round_to(n, In{});",
+    ),
+    Mutant(
+        "blocks summed in sequence",
+        ("norm_rows.inc",),
+        "for (int64_t n = count_++; n & 1; n >>= 1) sum = level_[level++] + sum;",
+        "if (count_) sum = level_[0] + sum; count_ = 1;",
+    ),
+    Mutant(
+        "eps from elsewhere",
+        ("norm_rows.inc",),
+        "const float v = mean + eps;",
+        "const float v = mean + 1e-5f + 0.0f * eps;",
+    ),
+    # What is added before the cut no longer carries (but for one pattern in 65,536).
+    Mutant("truncating store", ("vec_{best}.inc",), "0x7fff", "0"),
+    Mutant(
+        "neighbour row read",
+        ("norm_rows.inc",),
+        "broadcast(reciprocal_rms(sum_of_squares(row, call.width), call.width, call.eps));",
+        "broadcast(reciprocal_rms(sum_of_squares(neighbour, call.width), call.width, call.eps));",
+    ),
+)
+# What the last mutant needs besides: the row before, where there is one.
+NEIGHBOUR = (
+    "    auto* y = static_cast<typename Out::Storage*>(call.y) + r * call.y_stride;\n",
+    "    Row<In, kResidual> neighbour = row;\n    if (r > 0) neighbour.x -= call.x_stride;\n",
+)
+
+
+def main() -> int:
+    best = instruction_set()
+    survivors = 0
+    print(f"mutants of the {best} kernels", flush=True)
+    outcome = run(None, best)
+    if outcome.returncode != 0:
+        raise BrokenScriptError(f"the tests fail on the kernels as they are:\n{outcome.stdout}")
+    print(f"{'as it is':<26} passes: {last_line(outcome.stdout)}", flush=True)
+    for mutant in MUTANTS:
+        outcome = run(mutant, best)
+        if outcome.returncode == 0:
+            survivors += 1
+            print(f"{mutant.name:<26} SURVIVES", flush=True)
+            continue
+        failed = re.search(r"^FAILED (\S+.*?)( - |$)", outcome.stdout, re.MULTILINE)
+        if outcome.returncode != 1 or not failed:  # 2 to 5: no test failed, pytest did
+            raise BrokenScriptError(f"{mutant.name}: no failed test:\n{outcome.stdout}")
+        print(f"{mutant.name:<26} caught by {failed.group(1)}", flush=True)
+    return 1 if survivors else 0
+
+
+def instruction_set() -> str:
+    """The one that the kernels choose on this processor."""
+    code = "from latentkv import _library; print(_library.instruction_set())"
+    done = python(ROOT, "-c", code)
+    name = done.stdout.strip()
+    if done.returncode != 0 or name == "none":
+        raise BrokenScriptError(f"there are no compiled kernels to mutate:\n{done.stderr}")
+    return name
+
+
+def run(mutant: Mutant | None, best: str) -> subprocess.CompletedProcess[str]:
+    """Copy the tree, plant the fault, build, and run the tests until one fails."""
+    with tempfile.TemporaryDirectory(prefix="latentkv-mutant-") as folder:
+        tree = Path(folder) / "latentkv"
+        tree.mkdir()
+        copy(tree)
+        if mutant:
+            plant(mutant, tree / KERNELS, best)
+        built = python(tree, "setup.py", "-q", "build_ext", "--inplace")
+        if built.returncode != 0:
+            raise BrokenScriptError(f"{mutant}: does not build:\n{built.stdout}{built.stderr}")
+        where = python(
+            tree, "-c", "import latentkv._library as l; print(l.__file__, l.instruction_set())"
+        )
+        package = str(tree / "src" / "latentkv" / "_library.py")
+        if where.stdout.split() != [package, best]:
+            raise BrokenScriptError(f"the tests would run {where.stdout}{where.stderr}, not {tree}")
+        return python(tree, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=line", *SUITE)
+
+
+def copy(tree: Path) -> None:
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
+    for folder in ("src", "tests"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, tree / name)
+
+
+def plant(mutant: Mutant, kernels: Path, best: str) -> None:
+    for name in mutant.files:
+        path = kernels / name.format(best=best)
+        replace_once(path, mutant.old, mutant.new, mutant.name)
+        if "neighbour" in mutant.new:
+            replace_once(path, NEIGHBOUR[0], NEIGHBOUR[1] + NEIGHBOUR[0], mutant.name)
+
+
+def replace_once(path: Path, old: str, new: str, name: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    if text.count(old) != 1:
+        raise BrokenScriptError(f"{name}: {old!r} occurs {text.count(old)} times in {path.name}")
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """This interpreter in ``folder``, importing the package from there."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("LATENTKV_")}
+    env["PYTHONPATH"] = str(folder / "src")
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except BrokenScriptError as error:
+        sys.exit(f"mutants: {error}")
