@@ -40,7 +40,7 @@ def norm_rows(instruction_set):
         pointer,
         *[pointer, number] * 2,
         *[number] * 2,
-        ctypes.c_float,
+        ctypes.c_double,
     ]
     function.restype = ctypes.c_int
     return function

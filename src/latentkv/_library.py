@@ -41,6 +41,8 @@ def check_operands(
 
 
 def _contract_of(x: torch.Tensor, eps: float, order: str) -> NormContract:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
     if x.dim() == 0:
         raise ValueError("x has no dimension; it must be [..., width]")
     # Under tracing, int() specialises the graph to this width: the contract fixes it anyway.
@@ -91,15 +93,20 @@ def _declare() -> torch.library.Library:
     return library
 
 
-def _load() -> ctypes.CDLL | None:
-    """The compiled kernels, loaded and so registered, or None where the definition computes."""
+def _forced_backend() -> str:
+    """What LATENTKV_BACKEND asks for, empty for nothing."""
     forced = os.environ.get("LATENTKV_BACKEND", "")
     if forced not in ("", *BACKENDS):
         raise ValueError(f"LATENTKV_BACKEND={forced}: must be one of {', '.join(BACKENDS)}")
-    if forced == "definition":
-        return None
     if forced == "triton":
         raise RuntimeError("LATENTKV_BACKEND=triton: this version has no Triton kernels")
+    return forced
+
+
+def _find(forced: str) -> Path | None:
+    """The compiled kernels' file, or None where the definition computes."""
+    if forced == "definition":
+        return None
     found = sorted(Path(__file__).parent.glob("_kernels_cpu*.so"))
     if not found:
         remedy = "install a C++ compiler and reinstall latentkv with --no-build-isolation"
@@ -111,21 +118,24 @@ def _load() -> ctypes.CDLL | None:
             stacklevel=2,
         )
         return None
+    return found[0]
+
+
+def _load(path: Path | None) -> ctypes.CDLL | None:
+    """The compiled kernels, which register themselves for the operators' CPU."""
+    if path is None:
+        return None
     try:
-        torch.ops.load_library(str(found[0]))
+        torch.ops.load_library(str(path))
     except OSError as error:
         raise ImportError(
             f"the compiled kernels don't load with torch {torch.__version__} ({error}): reinstall "
             "latentkv with --no-build-isolation, or set LATENTKV_BACKEND=definition"
         ) from error
-    kernels = ctypes.CDLL(str(found[0]))
+    kernels = ctypes.CDLL(str(path))
     kernels.latentkv_instruction_sets.restype = ctypes.c_char_p
     kernels.latentkv_instruction_set.restype = ctypes.c_char_p
     return kernels
-
-
-_LIBRARY = _declare()  # the operators live as long as this object
-_KERNELS = _load()
 
 
 def backend() -> str:
@@ -167,5 +177,8 @@ def using_instruction_set(name: str) -> Iterator[None]:
         use_instruction_set(before)
 
 
+# Declared last: an import that fails leaves nothing behind, and can be tried again.
+_KERNELS = _load(_find(_forced_backend()))
 if os.environ.get("LATENTKV_INSTRUCTION_SET"):
     use_instruction_set(os.environ["LATENTKV_INSTRUCTION_SET"])
+_LIBRARY = _declare()  # the operators live as long as this object

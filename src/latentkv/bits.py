@@ -35,10 +35,15 @@ def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """How many representable values apart two tensors are, element by element.
 
     -0 and +0 are one apart, like any other neighbours; two NaNs are 0 apart; a NaN is as far as
-    int64 reaches from everything else. Returns int64. Raises ValueError as `differing` does.
+    int64 reaches from everything else, which is also the largest distance in fp64.
+
+    Returns int64. Raises ValueError as `differing` does.
     """
     distinct = differing(a, b)
-    distance = (_ordinal(a) - _ordinal(b)).abs()
+    first, second = _ordinal(a), _ordinal(b)
+    distance = torch.maximum(first, second) - torch.minimum(first, second)
+    # Over fp64's whole range, the difference may wrap.
+    distance = torch.where(distance < 0, torch.iinfo(torch.int64).max, distance)
     one_nan = a.isnan() ^ b.isnan()
     distance = torch.where(one_nan, torch.iinfo(torch.int64).max, distance)
     return torch.where(distinct, distance, 0)

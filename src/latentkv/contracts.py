@@ -53,7 +53,7 @@ class NormContract:
 
 def check_eps(eps: Any) -> None:
     """Refuse an eps that fp32 cannot hold as a finite, normal, positive number."""
-    if isinstance(eps, bool) or not isinstance(eps, Real):
+    if isinstance(eps, bool) or not isinstance(eps, (float, Real)):
         raise TypeError(f"eps must be a real number, got {eps!r} ({type(eps).__name__})")
     if not SMALLEST_EPS <= fp32(eps) < math.inf:
         raise ValueError(
@@ -68,9 +68,9 @@ def check_order(order: str) -> None:
         raise ValueError(f"order must be one of {', '.join(map(repr, ORDERS))}, got {order!r}")
 
 
-def fp32(value: Real | float) -> float:
+def fp32(value: float | Real) -> float:
     """``value`` rounded to the nearest fp32, ties to even; beyond the range, an infinity."""
     try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+        return float(struct.unpack("<f", struct.pack("<f", float(value)))[0])
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return -math.inf if value < 0 else math.inf

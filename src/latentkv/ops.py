@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd import forward_ad
 
 from . import _library
 from .contracts import NormContract
@@ -35,11 +36,11 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
     try:
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract)
-        if is_grad_enabled() and (x.requires_grad or gain.requires_grad):
-            _refuse_gradient()
+        if is_grad_enabled() or forward_ad._current_level >= 0:
+            _refuse_gradients(x, gain)
         y: torch.Tensor = _rms_norm(x, gain, contract.eps, contract.order)
         return y
-    except (AttributeError, IndexError, RuntimeError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
         _explain(error, x, gain, contract)
 
 
@@ -58,19 +59,28 @@ def add_rms_norm(
     try:
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract, residual)
-        if is_grad_enabled() and (x.requires_grad or residual.requires_grad or gain.requires_grad):
-            _refuse_gradient()
+        if is_grad_enabled() or forward_ad._current_level >= 0:
+            _refuse_gradients(x, residual, gain)
         y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
         return y, total
-    except (AttributeError, IndexError, RuntimeError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+        if residual is None:
+            raise TypeError(
+                "residual must be a tensor, got NoneType; without one, call rms_norm"
+            ) from None
         _explain(error, x, gain, contract, residual)
 
 
-def _refuse_gradient() -> NoReturn:
-    raise NotImplementedError(
-        "latentkv has no backward yet, and an input needs a gradient: call inside "
-        "torch.inference_mode() or torch.no_grad(), or detach the inputs"
-    )
+def _refuse_gradients(*tensors: torch.Tensor) -> None:
+    """Refuse tensors that carry a derivative, backward or forward: it would silently be lost."""
+    for tensor in tensors:
+        if (is_grad_enabled() and tensor.requires_grad) or (
+            forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+        ):
+            raise NotImplementedError(
+                "latentkv has no backward yet, and an input needs a gradient: call inside "
+                "torch.inference_mode() or torch.no_grad(), or detach the inputs"
+            )
 
 
 def _explain(

@@ -44,11 +44,12 @@ Order order_of(const std::string& order) {
   return Order::gain_then_cast;
 }
 
-float eps_of(double eps) {
-  const float value = static_cast<float>(eps);
-  STD_TORCH_CHECK(value >= 0x1p-126f && value <= 0x1.fffffep127f,
+// The bounds are the ties that still round into the range: no rounding happens here, in a mode that
+// the caller may have changed.
+double checked_eps(double eps) {
+  STD_TORCH_CHECK(eps >= 0x1p-126 - 0x1p-150 && eps < 0x1.ffffffp127,
                   "latentkv: fp32(eps) must be finite and at least 2^-126");
-  return value;
+  return eps;
 }
 
 Tensor empty_like_rows(const Tensor& x, Dtype dtype) {
@@ -135,7 +136,7 @@ Tensor normalise(const Tensor& x, const Tensor* residual, const Tensor& gain, do
   const Dtype out = output_dtype(in, gain_dtype, order);
   NormRows call{};
   call.width = width;
-  call.eps = eps_of(eps);
+  call.eps = checked_eps(eps);
   Tensor y = empty_like_rows(x, out);
   if (residual) *sum = empty_like_rows(x, in);
   int64_t rows = 1;

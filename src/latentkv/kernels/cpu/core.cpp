@@ -17,6 +17,8 @@
   _Pragma("clang attribute push(__attribute__((target(\"avx2,f16c\"))), apply_to = function)")
 #define BEGIN_AVX512 \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,f16c\"))), apply_to = function)")
+#define BEGIN_AVX512_BF16 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c\"))), apply_to = function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #elif defined(__x86_64__) && defined(__GNUC__)
 #define LATENTKV_X86 1
@@ -24,6 +26,9 @@
 #define BEGIN_AVX512          \
   _Pragma("GCC push_options") \
   _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,f16c\")")
+#define BEGIN_AVX512_BF16     \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
 
@@ -56,6 +61,16 @@ namespace avx512 {
 #include "norm_rows.inc"
 }  // namespace avx512
 END_TARGET
+
+BEGIN_AVX512_BF16
+#define LATENTKV_BF16_INSTRUCTIONS 1
+namespace avx512_bf16 {
+#include "vec_avx512.inc"
+
+#include "norm_rows.inc"
+}  // namespace avx512_bf16
+#undef LATENTKV_BF16_INSTRUCTIONS
+END_TARGET
 #endif
 
 namespace {
@@ -67,6 +82,11 @@ bool has_f16c() {  // clang's __builtin_cpu_supports doesn't know the name
 }
 #endif
 
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
 struct InstructionSet {
   const char* name;
   bool available;
@@ -77,10 +97,8 @@ struct InstructionSet {
 const InstructionSet* instruction_sets() {
   static const InstructionSet sets[] = {
 #ifdef LATENTKV_X86
-      {"avx512",
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"),
-       avx512::choose},
+      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::choose},
+      {"avx512", has_avx512(), avx512::choose},
       {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), avx2::choose},
 #endif
       {"baseline", true, baseline::choose},
@@ -141,7 +159,7 @@ int latentkv_use_instruction_set(const char* name) {
 int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t x_stride,
                        const void* residual, int64_t residual_stride, const void* gain, void* y,
                        int64_t y_stride, void* sum, int64_t sum_stride, int64_t rows,
-                       int64_t width, float eps) {
+                       int64_t width, double eps) {
   const auto known = [](int value, int count) { return value >= 0 && value < count; };
   if (!known(in, kDtypes) || !known(gain_dtype, kDtypes) || !known(order, kOrders)) return -1;
   const IeeeMode mode;

@@ -34,7 +34,7 @@ struct NormRows {
   int64_t sum_stride;
   int64_t rows;
   int64_t width;
-  float eps;
+  double eps;  // rounded to fp32 by the kernel, in IEEE mode: that is a rounding, too
 };
 
 using NormKernel = void (*)(const NormRows&);
@@ -60,5 +60,5 @@ int latentkv_use_instruction_set(const char* name);
 int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t x_stride,
                        const void* residual, int64_t residual_stride, const void* gain, void* y,
                        int64_t y_stride, void* sum, int64_t sum_stride, int64_t rows,
-                       int64_t width, float eps);
+                       int64_t width, double eps);
 }

@@ -16,6 +16,13 @@ struct Fp32 {
   using Storage = float;
 };
 
+// What a caller knows of the values to be rounded: a rounding that needs to look less is faster.
+enum class Values {
+  any,
+  finite,
+  normal,  // nor subnormal: their rounding may go through instructions that flush them
+};
+
 constexpr uint32_t kQuietNan = 0x7fc00000;
 
 inline uint32_t bits_of(float value) {
