@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +22,20 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
         return
     with _library.using_instruction_set(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def everything_checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], str]:
+    """What one run of ``latentkv check`` prints as JSON, and what it says besides."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-m", "latentkv", "check", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path_factory.mktemp("elsewhere"),
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
 
 
 @pytest.fixture

@@ -13,8 +13,10 @@ from .conformance.survey import Result, Survey
 from .terminal import Screen
 
 _STYLES = {"identical": "bold green", "follows": "green", "deviates": "bold red"}
-# A table of this many columns or fewer is unreadable: each implementation becomes a paragraph.
-_STACK_BELOW = 96
+# What the table needs with everything in it, and with the eps and the small shares left out. Below
+# that, each implementation becomes a paragraph.
+_FULL_FROM = 100
+_TABLE_FROM = 78
 
 _LEGEND = (
     "identical: no bit of a million bf16 outputs differs. follows: at most 0.01% do, by an ulp or "
@@ -27,8 +29,9 @@ def print_survey(survey: Survey, titles: Mapping[str, str]) -> None:
     screen, results = Screen(), survey.results
     width = screen.console.width
     parts: list[RenderableType]
-    if len(titles) > 1 and width >= _STACK_BELOW:
-        parts = [_table(screen, results, titles), "", *_reasons(screen, results, titles)]
+    if len(titles) > 1 and width >= _TABLE_FROM:
+        table = _table(screen, results, titles, width >= _FULL_FROM)
+        parts = [table, "", *_reasons(screen, results, titles)]
     else:
         parts = _details(screen, results, titles)
     if survey.skipped:
@@ -37,25 +40,29 @@ def print_survey(survey: Survey, titles: Mapping[str, str]) -> None:
     screen.write([(part, width) for part in parts])
 
 
-def _table(screen: Screen, results: Sequence[Result], titles: Mapping[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("implementation", "order", "eps", *titles.values()):
-        table.add_column(screen.text(heading), no_wrap=True)
+def _table(
+    screen: Screen, results: Sequence[Result], titles: Mapping[str, str], full: bool
+) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if full else 1, 0, 0))
+    models_ = titles.values() if full else (title.split("-")[0] for title in titles.values())
+    for heading in ("implementation", "order", *(["eps"] if full else []), *models_):
+        table.add_column(screen.text(heading, "bold"), no_wrap=True)
     for name, row in _by_implementation(results).items():
         orders = {result.report.order or "unknown" for result in row.values()}
         epsilons = {_eps(result) for result in row.values()}
         table.add_row(
             screen.text(name),
             orders.pop() if len(orders) == 1 else "the contract's",
-            epsilons.pop() if len(epsilons) == 1 else "its own",
-            *(_grade(screen, row[model]) for model in titles),
+            *([epsilons.pop() if len(epsilons) == 1 else "its own"] if full else []),
+            *(_grade(screen, row[model], full) for model in titles),
         )
     return table
 
 
-def _grade(screen: Screen, result: Result) -> Text:
+def _grade(screen: Screen, result: Result, full: bool) -> Text:
     report = result.report
-    share = "" if report.grade == "identical" else f" {percent(report.differs)}"
+    shown = report.grade == "deviates" or (full and report.grade == "follows")
+    share = f" {percent(report.differs)}" if shown else ""
     return screen.text(report.grade, _STYLES[report.grade]) + screen.text(share)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Sequence
 
@@ -48,6 +49,8 @@ class Screen:
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, emoji=False, markup=False)
+        if not self.console.is_terminal and "COLUMNS" not in os.environ:
+            self.console.width = _PAGE_WIDTH  # a pipe has no width; rich would take 80
         self.unicode = self.console.encoding.lower().startswith("utf")
 
     def text(self, content: str, style: str = "") -> Text:

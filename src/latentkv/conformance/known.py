@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,11 +27,13 @@ class Known:
     """An implementation to be built for a contract.
 
     ``ours`` marks latentkv's own, which take the contract's order: others have one of their own.
+    ``apart`` names one, as ``--impl`` does, that is slow enough for a process of its own.
     """
 
     name: str
     build: Callable[[NormContract], Implementation]
     ours: bool = False
+    apart: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def found() -> Iterator[Known | Skipped]:
     """Everything that can be tested here, in the order of the table."""
     yield _function("Kimi, eager PyTorch", kimi_eager)
     yield _function("DeepSeek, eager PyTorch", deepseek_eager)
-    yield from _compiled()
+    yield from under_compile()
     yield Known("torch.nn.RMSNorm", lambda _: Implementation("torch.nn.RMSNorm", torch.nn.RMSNorm))
     yield from _transformers()
     yield from _liger()
@@ -72,34 +74,49 @@ def _function(name: str, function: Callable[..., Any]) -> Known:
     return Known(name, lambda _: Implementation(name, function))
 
 
-def _compiled() -> Iterator[Known | Skipped]:
+def kimi_compiled(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """`kimi_eager` under torch.compile."""
+    y: torch.Tensor = _compiled(kimi_eager)(_rows(x), gain, eps)
+    return y.view(x.shape)
+
+
+def deepseek_compiled(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`deepseek_eager` under torch.compile."""
+    run = _compiled(deepseek_eager)
+    if residual is None:
+        packed: torch.Tensor = run(_rows(x), gain, eps)
+        return packed.view(x.shape)
+    y, total = run(_rows(x), gain, eps, _rows(residual))
+    return y.view(x.shape), total.view(x.shape)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # fullgraph: where the limit of recompilations is reached, an error, not eager code.
+    # vec_isa_ok: torch need not try each instruction set out in a process of its own, 1.3 s.
+    compiled: Callable[..., Any] = torch.compile(
+        function, dynamic=True, fullgraph=True, options={"cpp.vec_isa_ok": True}
+    )
+    return compiled
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    # Every further rank, and every kind of view, would be compiled anew: 1.4 s each.
+    return x.flatten(0, -2).detach()
+
+
+def under_compile() -> Iterator[Known | Skipped]:
+    """The models' arithmetic compiled, to be run apart."""
     # What torch.compile itself looks for on the CPU.
     compiler = os.environ.get("CXX") or "g++"
-    for owner, function in (("Kimi", kimi_eager), ("DeepSeek", deepseek_eager)):
+    for owner, function in (("Kimi", kimi_compiled), ("DeepSeek", deepseek_compiled)):
         name = f"{owner}, torch.compile"
         if shutil.which(compiler) is None:
             yield Skipped(name, f"torch.compile needs a C++ compiler: {compiler} is not here")
         else:
-            yield _function(name, _on_rows(function))
-
-
-def _on_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-    # fullgraph: where the limit of recompilations is reached, an error, not eager code
-    compiled = torch.compile(function, dynamic=True, fullgraph=True)
-
-    def call(
-        x: torch.Tensor, gain: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-    ) -> Any:
-        # Every further rank, and every kind of view, would be compiled anew: 1.4 s each.
-        rows = x.flatten(0, -2).detach()
-        if residual is None:
-            return compiled(rows, gain, eps).view(x.shape)
-        y, total = compiled(rows, gain, eps, residual.flatten(0, -2).detach())
-        return y.view(x.shape), total.view(x.shape)
-
-    if "residual" in inspect.signature(function).parameters:
-        return call
-    return lambda x, gain, eps: call(x, gain, eps)
+            yield replace(_function(name, function), apart=f"{__name__}:{function.__name__}")
 
 
 def _transformers() -> Iterator[Known | Skipped]:
@@ -149,7 +166,7 @@ def _liger_mode(name: str, mode: str, cls: type) -> Callable[[NormContract], Imp
 def _latentkv() -> Iterator[Known]:
     yield _ours("latentkv, definition", definition.rms_norm, definition.add_rms_norm)
     for name in _library.instruction_sets():
-        yield _ours(f"latentkv, cpu {name}", _forced(name, rms_norm), _forced(name, add_rms_norm))
+        yield _ours(f"latentkv, {name}", _forced(name, rms_norm), _forced(name, add_rms_norm))
 
 
 def _ours(name: str, norm: Callable[..., Any], add_norm: Callable[..., Any]) -> Known:

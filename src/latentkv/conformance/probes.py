@@ -52,8 +52,8 @@ def strided_views(x: torch.Tensor) -> dict[str, torch.Tensor]:
     buffer = torch.full((rows, ahead + width + behind), 7.0, dtype=x.dtype, device=x.device)
     middle = buffer[:, ahead : ahead + width]
     middle.copy_(x)
-    wide = torch.full((2, rows // 2, width + behind), 7.0, dtype=x.dtype, device=x.device)
-    first = wide[..., :width]
+    wide = torch.full((3, rows // 2, width + behind), 7.0, dtype=x.dtype, device=x.device)
+    first = wide[1:, :, :width]
     first.copy_(x.view(2, rows // 2, width))
     return {
         f"a slice of rows {buffer.shape[1]} wide": middle,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..contracts import NormContract
+from .apart import Apart
 from .identify import Report, judge
 from .implementation import Implementation, ImplementationError, load
-from .known import Known, Skipped, found
+from .known import Known, Skipped, found, under_compile
 from .observe import Observation, observe
 
 Origin = Literal["ours", "found", "given"]
@@ -36,17 +38,33 @@ class Survey:
 def survey_found(contracts: Mapping[str, NormContract], say: Callable[[str], None]) -> Survey:
     """Everything found here, against the contracts by model name; ``say`` hears what is next."""
     survey = Survey()
-    with warnings.catch_warnings():  # other people's deprecations
-        warnings.simplefilter("ignore")
+    rows: dict[str, list[Result]] = {}
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # other people's deprecations
+        names = {one.apart: one.name for one in under_compile() if isinstance(one, Known)}
+        apart = stack.enter_context(Apart(tuple(names), tuple(contracts))) if names else None
         for entry in found():
             if isinstance(entry, Skipped):
                 survey.skipped.append(entry)
                 continue
+            rows[entry.name] = []
+            if entry.apart:
+                continue  # its place in the table; it is on its way
             say(entry.name)
             try:
-                survey.results += _results(entry, contracts, "ours" if entry.ours else "found")
+                origin: Origin = "ours" if entry.ours else "found"
+                rows[entry.name] += _results(entry, contracts, origin)
             except ImplementationError as error:
                 survey.skipped.append(Skipped(entry.name, str(error)))
+        if apart:
+            say(" and ".join(names.values()))
+            try:
+                for model, report in apart.reports():
+                    name = names[report.implementation]
+                    rows[name].append(Result(model, replace(report, implementation=name), "found"))
+            except ImplementationError as error:
+                survey.skipped += (Skipped(name, str(error)) for name in names.values())
+    survey.results = [result for results in rows.values() for result in results]
     return survey
 
 
