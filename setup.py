@@ -68,7 +68,7 @@ class BuildKernels(build_ext):
 
 KERNELS = Extension(
     "latentkv._kernels_cpu",
-    sources=[str(SOURCES / name) for name in ("binding.cpp", "core.cpp")],
+    sources=[str(SOURCES / name) for name in ("binding.cpp", "binding_backward.cpp", "core.cpp")],
     libraries=["torch_cpu", "torch"],
     define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],
     extra_compile_args=[

@@ -18,14 +18,30 @@ import torch
 
 from . import definition
 from .contracts import NormContract, Order
-from .definition.arguments import OPERATOR_DTYPES, check_norm, check_strides
+from .definition.arguments import (
+    OPERATOR_DTYPES,
+    check_gradients,
+    check_norm,
+    check_strides,
+    output_dtype,
+)
 
 BACKENDS = ("cpu", "definition", "triton")
+_ANY_EPS = 1.0  # the backward's operators have rstd instead
 
-_NORM = "rms_norm(Tensor x, Tensor gain, float eps, str order) -> Tensor"
-_ADD_NORM = (
-    "add_rms_norm(Tensor x, Tensor residual, Tensor gain, float eps, str order) "
-    "-> (Tensor y, Tensor sum)"
+# Outputs are new and contiguous. The _fwd forms also return rstd, fp32 [...], for the _bwd ones;
+# the gradient of the residual is that of x.
+_SCHEMAS = (
+    "rms_norm(Tensor x, Tensor gain, float eps, str order) -> Tensor",
+    "rms_norm_fwd(Tensor x, Tensor gain, float eps, str order) -> (Tensor y, Tensor rstd)",
+    "rms_norm_bwd(Tensor dy, Tensor x, Tensor gain, Tensor rstd, str order)"
+    " -> (Tensor dx, Tensor dgain)",
+    "add_rms_norm(Tensor x, Tensor residual, Tensor gain, float eps, str order)"
+    " -> (Tensor y, Tensor sum)",
+    "add_rms_norm_fwd(Tensor x, Tensor residual, Tensor gain, float eps, str order)"
+    " -> (Tensor y, Tensor sum, Tensor rstd)",
+    "add_rms_norm_bwd(Tensor dy, Tensor? dsum, Tensor x, Tensor residual, Tensor gain, Tensor rstd,"
+    " str order) -> (Tensor dx, Tensor dgain)",
 )
 
 
@@ -55,6 +71,21 @@ def _rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> to
     return definition.rms_norm(x, gain, contract)
 
 
+def _rms_norm_fwd(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = _rms_norm(x, gain, eps, order)
+    return y, definition.reciprocal_rms(x, _contract_of(x, eps, order))
+
+
+def _rms_norm_bwd(
+    dy: torch.Tensor, x: torch.Tensor, gain: torch.Tensor, rstd: torch.Tensor, order: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    contract = _contract_of(x, _ANY_EPS, order)
+    check_operands(x, gain, contract)
+    return definition.rms_norm_backward(dy, x, gain, rstd, contract)
+
+
 def _add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,33 +94,86 @@ def _add_rms_norm(
     return definition.add_rms_norm(x, residual, gain, contract)
 
 
+def _add_rms_norm_fwd(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, total = _add_rms_norm(x, residual, gain, eps, order)
+    return y, total, definition.reciprocal_rms(x, _contract_of(x, eps, order), residual)
+
+
+def _add_rms_norm_bwd(
+    dy: torch.Tensor,
+    dsum: torch.Tensor | None,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+    rstd: torch.Tensor,
+    order: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    contract = _contract_of(x, _ANY_EPS, order)
+    check_operands(x, gain, contract, residual)
+    return definition.rms_norm_backward(dy, x, gain, rstd, contract, residual, dsum)
+
+
 def _fake_rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> torch.Tensor:
     check_operands(x, gain, _contract_of(x, eps, order))
-    return _empty_output(x, gain, order)
+    # new_empty is contiguous; empty_like would keep a permuted input's strides.
+    return x.new_empty(x.shape, dtype=output_dtype(x, gain, order))
+
+
+def _fake_rms_norm_fwd(
+    x: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_rms_norm(x, gain, eps, order), _empty_rstd(x)
+
+
+def _fake_rms_norm_bwd(
+    dy: torch.Tensor, x: torch.Tensor, gain: torch.Tensor, rstd: torch.Tensor, order: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    contract = _contract_of(x, _ANY_EPS, order)
+    check_operands(x, gain, contract)
+    check_gradients(dy, x, gain, rstd, contract, None)
+    return x.new_empty(x.shape), gain.new_empty(gain.shape)
 
 
 def _fake_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_operands(x, gain, _contract_of(x, eps, order), residual)
-    return _empty_output(x, gain, order), x.new_empty(x.shape)
+    return _fake_rms_norm(x, gain, eps, order), x.new_empty(x.shape)
 
 
-def _empty_output(x: torch.Tensor, gain: torch.Tensor, order: str) -> torch.Tensor:
-    # new_empty is contiguous; empty_like would keep a permuted input's strides.
-    promoted = torch.promote_types(x.dtype, gain.dtype)
-    return x.new_empty(x.shape, dtype=promoted if order == "cast_then_gain" else x.dtype)
+def _fake_add_rms_norm_fwd(
+    x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return *_fake_add_rms_norm(x, residual, gain, eps, order), _empty_rstd(x)
+
+
+def _fake_add_rms_norm_bwd(
+    dy: torch.Tensor,
+    dsum: torch.Tensor | None,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+    rstd: torch.Tensor,
+    order: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    contract = _contract_of(x, _ANY_EPS, order)
+    check_operands(x, gain, contract, residual)
+    check_gradients(dy, x, gain, rstd, contract, dsum)
+    return x.new_empty(x.shape), gain.new_empty(gain.shape)
+
+
+def _empty_rstd(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def _declare() -> torch.library.Library:
     library = torch.library.Library("latentkv", "DEF")
-    for schema, reference, fake in (
-        (_NORM, _rms_norm, _fake_rms_norm),
-        (_ADD_NORM, _add_rms_norm, _fake_add_rms_norm),
-    ):
+    for schema in _SCHEMAS:
         name = library.define(schema)
-        library.impl(name, reference, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
+        library.impl(name, globals()[f"_{name}"], "CompositeExplicitAutograd")
+        torch.library.register_fake(f"latentkv::{name}", globals()[f"_fake_{name}"], lib=library)
     return library
 
 

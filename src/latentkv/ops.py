@@ -1,8 +1,8 @@
-"""The public functions: each checks what only Python can see and calls one operator."""
+"""The public functions and their autograd: each checks what only Python can see."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
@@ -12,14 +12,19 @@ from . import _library
 from .contracts import NormContract
 
 _rms_norm = torch.ops.latentkv.rms_norm.default
+_rms_norm_fwd = torch.ops.latentkv.rms_norm_fwd.default
+_rms_norm_bwd = torch.ops.latentkv.rms_norm_bwd.default
 _add_rms_norm = torch.ops.latentkv.add_rms_norm.default
+_add_rms_norm_fwd = torch.ops.latentkv.add_rms_norm_fwd.default
+_add_rms_norm_bwd = torch.ops.latentkv.add_rms_norm_bwd.default
 
 
 def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> torch.Tensor:
     """Normalise the last dimension by its root mean square and apply the gain, to the bit.
 
     ``y = gain * x / sqrt(mean(x^2) + eps)``, rounded as ``contract.order`` says; the arithmetic is
-    docs/numerics.md's, and every backend gives the bits of ``definition.rms_norm``.
+    docs/numerics.md's, and every backend gives the bits of ``definition.rms_norm``, and in the
+    backward those of ``definition.rms_norm_backward``.
 
     Arguments:
         x: [..., width], bf16, fp16 or fp32, last stride 1, any leading shape and strides.
@@ -31,14 +36,18 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
 
     Raises:
         TypeError, ValueError: naming what was given and what is allowed.
-        NotImplementedError: ``x`` or ``gain`` needs a gradient; there is no backward yet.
+        NotImplementedError: a second derivative, or one in forward mode, is asked for.
     """
     try:
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract)
-        if is_grad_enabled() or forward_ad._current_level >= 0:
-            _refuse_gradients(x, gain)
-        y: torch.Tensor = _rms_norm(x, gain, contract.eps, contract.order)
+        y: torch.Tensor
+        if is_grad_enabled() and (x.requires_grad or gain.requires_grad):
+            y, _ = _RMSNorm.apply(x, gain, contract.eps, contract.order)  # type: ignore[no-untyped-call]
+            return y
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(x, gain)
+        y = _rms_norm(x, gain, contract.eps, contract.order)
         return y
     except (AttributeError, IndexError, RuntimeError, TypeError) as error:
         _explain(error, x, gain, contract)
@@ -59,8 +68,13 @@ def add_rms_norm(
     try:
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract, residual)
-        if is_grad_enabled() or forward_ad._current_level >= 0:
-            _refuse_gradients(x, residual, gain)
+        if is_grad_enabled() and (x.requires_grad or residual.requires_grad or gain.requires_grad):
+            y, total, _ = _AddRMSNorm.apply(  # type: ignore[no-untyped-call]
+                x, residual, gain, contract.eps, contract.order
+            )
+            return y, total
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(x, residual, gain)
         y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
         return y, total
     except (AttributeError, IndexError, RuntimeError, TypeError) as error:
@@ -71,16 +85,114 @@ def add_rms_norm(
         _explain(error, x, gain, contract, residual)
 
 
-def _refuse_gradients(*tensors: torch.Tensor) -> None:
-    """Refuse tensors that carry a derivative, backward or forward: it would silently be lost."""
-    for tensor in tensors:
-        if (is_grad_enabled() and tensor.requires_grad) or (
-            forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
-        ):
-            raise NotImplementedError(
-                "latentkv has no backward yet, and an input needs a gradient: call inside "
-                "torch.inference_mode() or torch.no_grad(), or detach the inputs"
-            )
+class _RMSNorm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> Any:
+        return _rms_norm_fwd(x, gain, eps, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, gain, _, ctx.order = inputs
+        _, rstd = output
+        ctx.mark_non_differentiable(rstd)
+        ctx.save_for_backward(x, gain, rstd)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, _: Any) -> Any:
+        if dy is None:
+            return None, None, None, None
+        x, gain, rstd = ctx.saved_tensors
+        dx, dgain = _RMSNormBackward.apply(_unit_stride(dy), x, gain, rstd, ctx.order)  # type: ignore[no-untyped-call]
+        return dx, dgain, None, None
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float, order: str
+    ) -> Any:
+        return _add_rms_norm_fwd(x, residual, gain, eps, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, residual, gain, _, ctx.order = inputs
+        _, _, rstd = output
+        ctx.mark_non_differentiable(rstd)
+        ctx.save_for_backward(x, residual, gain, rstd)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, dsum: Any, _: Any) -> Any:
+        if dy is None:  # the sum alone was used: its rounding counts as an identity
+            return dsum, dsum, None, None, None
+        x, residual, gain, rstd = ctx.saved_tensors
+        if dsum is not None:
+            dsum = _unit_stride(dsum)
+        dx, dgain = _AddRMSNormBackward.apply(  # type: ignore[no-untyped-call]
+            _unit_stride(dy), dsum, x, residual, gain, rstd, ctx.order
+        )
+        return dx, dx, dgain, None, None
+
+
+class _RMSNormBackward(torch.autograd.Function):
+    """First derivatives, as a function without derivatives of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(dy: Any, x: Any, gain: Any, rstd: Any, order: str) -> Any:
+        return _rms_norm_bwd(dy, x, gain, rstd, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        _refuse_second()
+
+
+class _AddRMSNormBackward(torch.autograd.Function):
+    """As `_RMSNormBackward`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(dy: Any, dsum: Any, x: Any, residual: Any, gain: Any, rstd: Any, order: str) -> Any:
+        return _add_rms_norm_bwd(dy, dsum, x, residual, gain, rstd, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        _refuse_second()
+
+
+def _unit_stride(gradient: torch.Tensor) -> torch.Tensor:
+    """As it is, where a kernel can read it: an expanded gradient has a last stride of 0."""
+    return gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+
+
+def _refuse_second() -> NoReturn:
+    raise NotImplementedError(
+        "latentkv has first derivatives only: drop create_graph, or differentiate "
+        "latentkv.definition.rms_norm in fp64"
+    )
+
+
+def _refuse_tangents(*tensors: torch.Tensor) -> None:
+    """Refuse what carries a derivative in forward mode: it would silently be lost."""
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError(
+            "latentkv has no forward-mode derivative: use backward(), torch.func.grad or vjp"
+        )
 
 
 def _explain(

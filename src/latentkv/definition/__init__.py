@@ -3,6 +3,6 @@
 Every kernel of this package must equal these functions bit for bit (``bits.same_bits``).
 """
 
-from .norm import add_rms_norm, fold, rms_norm
+from .norm import add_rms_norm, fold, reciprocal_rms, rms_norm, rms_norm_backward
 
-__all__ = ["add_rms_norm", "fold", "rms_norm"]
+__all__ = ["add_rms_norm", "fold", "reciprocal_rms", "rms_norm", "rms_norm_backward"]

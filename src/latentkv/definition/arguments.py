@@ -61,6 +61,38 @@ def check_norm(
         )
 
 
+def output_dtype(x: torch.Tensor, gain: torch.Tensor, order: str) -> torch.dtype:
+    """The dtype of ``y``."""
+    if order == "cast_then_gain":
+        return torch.promote_types(x.dtype, gain.dtype)
+    return x.dtype
+
+
+def check_gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    rstd: torch.Tensor,
+    contract: NormContract,
+    dsum: torch.Tensor | None,
+) -> None:
+    """Refuse gradients that don't go with the forward's tensors. Raises ValueError."""
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wanted = {
+        "dy": (dy, x.shape, output_dtype(x, gain, contract.order)),
+        "rstd": (rstd, x.shape[:-1], wide),
+        "dsum": (dsum, x.shape, x.dtype),
+    }
+    for name, (value, shape, dtype) in wanted.items():
+        if value is None:
+            continue
+        if value.shape != shape or value.dtype != dtype or value.device != x.device:
+            raise ValueError(
+                f"{name} is {_dtype(value)} {tuple(value.shape)} on {value.device}; it must be "
+                f"{_name(dtype)} {tuple(shape)} on {x.device}"
+            )
+
+
 def check_strides(x: torch.Tensor, gain: torch.Tensor, residual: torch.Tensor | None) -> None:
     """Refuse what a kernel can't walk: features that don't lie side by side in memory.
 

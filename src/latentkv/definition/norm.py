@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..contracts import NormContract
-from .arguments import check_norm
+from .arguments import check_gradients, check_norm
 from .as_written import gradual_underflow, uncompiled
 
 
@@ -46,7 +46,8 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
     """
     check_norm(x, gain, contract)
     with gradual_underflow(x):
-        return _normalise(_widen(x), x.dtype, gain, contract)
+        a = _widen(x)
+        return _normalise(a, _reciprocal_rms(a, contract.eps), x.dtype, gain, contract)
 
 
 @uncompiled
@@ -62,13 +63,70 @@ def add_rms_norm(
     check_norm(x, gain, contract, residual)
     with gradual_underflow(x):
         a = _widen(x) + _widen(residual)
-        return _normalise(a, x.dtype, gain, contract), a.to(x.dtype).contiguous()
+        y = _normalise(a, _reciprocal_rms(a, contract.eps), x.dtype, gain, contract)
+        return y, a.to(x.dtype).contiguous()
+
+
+@uncompiled
+def reciprocal_rms(
+    x: torch.Tensor, contract: NormContract, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """1 / sqrt(mean of squares + eps) of each row, as the forward uses it and the backward keeps it.
+
+    Returns [...], contiguous, in fp32 (fp64 for fp64).
+    """
+    with gradual_underflow(x):
+        a = _widen(x) if residual is None else _widen(x) + _widen(residual)
+        return _reciprocal_rms(a, contract.eps).contiguous()
+
+
+@uncompiled
+def rms_norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    gain: torch.Tensor,
+    rstd: torch.Tensor,
+    contract: NormContract,
+    residual: torch.Tensor | None = None,
+    dsum: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `rms_norm`, or with a residual of `add_rms_norm`.
+
+    The forward's casts count as identities; only the results are rounded.
+
+    Arguments:
+        dy: the gradient of ``y``, in its shape and dtype.
+        rstd: [...], from `reciprocal_rms`.
+        dsum: with a residual, the gradient of the sum, or None where there is none.
+
+    Returns the gradient of ``x`` (and of the residual: they are one), in ``x``'s shape and dtype, and
+    that of the gain, in its dtype: the fold over all rows, in the order of the leading dimensions.
+
+    Raises TypeError or ValueError, naming what was given and what is allowed.
+    """
+    check_norm(x, gain, contract, residual)
+    check_gradients(dy, x, gain, rstd, contract, dsum)
+    with gradual_underflow(x):
+        a = _widen(x) if residual is None else _widen(x) + _widen(residual)
+        n = a * rstd.unsqueeze(-1)
+        g = _widen(dy) * _widen(gain)
+        dot = fold(g * n)
+        c = (dot / torch.full_like(dot, contract.width)).unsqueeze(-1)
+        da = rstd.unsqueeze(-1) * (g - n * c)
+        if dsum is not None:
+            da = da + _widen(dsum)
+        t = _widen(n.to(x.dtype)) if contract.order == "cast_then_gain" else n
+        shares = (_widen(dy) * t).reshape(-1, contract.width)
+        return da.to(x.dtype).contiguous(), fold(shares.T).to(gain.dtype)
 
 
 def _normalise(
-    a: torch.Tensor, in_dtype: torch.dtype, gain: torch.Tensor, contract: NormContract
+    a: torch.Tensor,
+    rstd: torch.Tensor,
+    in_dtype: torch.dtype,
+    gain: torch.Tensor,
+    contract: NormContract,
 ) -> torch.Tensor:
-    rstd = _reciprocal_rms(a, contract.eps)
     n = a * rstd.unsqueeze(-1)
     if contract.order == "cast_then_gain":
         h = n.to(in_dtype)

@@ -1,92 +1,19 @@
-// Tensors to rows, on torch's stable ABI: one build serves later torch and Python versions.
-//
-// _library.py declares the operators; this file implements them for the CPU. Its checks keep memory
-// safe; what an error should say stands in definition/arguments.py, once for every backend.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <string>
+// The forward operators: tensors to rows, on torch's stable ABI. One build serves later torch and
+// Python versions. _library.py declares what this file implements for the CPU.
+#include <optional>
 #include <tuple>
-#include <vector>
 
-#include "core.h"
 #include "ieee_mode.h"
 #include "row_walk.h"
+#include "tensors.h"
 
 namespace latentkv {
 namespace {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-// Below this many elements, waking another thread costs more than it saves (about 5 us).
-constexpr int64_t kElementsPerThread = 32768;
-
-Dtype dtype_of(const Tensor& tensor, const char* name) {
-  const ScalarType type = tensor.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::BFloat16 || type == ScalarType::Half ||
-                      type == ScalarType::Float,
-                  "latentkv: ", name, " must be bfloat16, float16 or float32");
-  if (type == ScalarType::BFloat16) return Dtype::bf16;
-  return type == ScalarType::Half ? Dtype::fp16 : Dtype::fp32;
-}
-
-int32_t aten_dtype(Dtype dtype) {
-  if (dtype == Dtype::bf16) return aoti_torch_dtype_bfloat16();
-  return dtype == Dtype::fp16 ? aoti_torch_dtype_float16() : aoti_torch_dtype_float32();
-}
-
-Order order_of(const std::string& order) {
-  if (order == "cast_then_gain") return Order::cast_then_gain;
-  STD_TORCH_CHECK(order == "gain_then_cast",
-                  "latentkv: order must be 'cast_then_gain' or 'gain_then_cast'");
-  return Order::gain_then_cast;
-}
-
-// The bounds are the ties that still round into the range: no rounding happens here, in a mode that
-// the caller may have changed.
-double checked_eps(double eps) {
-  STD_TORCH_CHECK(eps >= 0x1p-126 - 0x1p-150 && eps < 0x1.ffffffp127,
-                  "latentkv: fp32(eps) must be finite and at least 2^-126");
-  return eps;
-}
-
-Tensor empty_like_rows(const Tensor& x, Dtype dtype) {
-  const auto sizes = x.sizes();
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= std::max<int64_t>(sizes[d], 1);
-  }
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), aten_dtype(dtype),
-      aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
-}
-
-void check_unit_stride(const Tensor& tensor, const char* name) {
-  const int64_t last = tensor.dim() - 1;
-  STD_TORCH_CHECK(tensor.stride(last) == 1 || tensor.size(last) == 1 || tensor.numel() == 0,
-                  "latentkv: the last stride of ", name, " must be 1");
-}
-
-size_t bytes_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
-
-const char* at(const void* base, int64_t elements, size_t bytes) {
-  return static_cast<const char*>(base) + elements * static_cast<int64_t>(bytes);
-}
-
-char* at(void* base, int64_t elements, size_t bytes) {
-  return static_cast<char*>(base) + elements * static_cast<int64_t>(bytes);
-}
-
 struct Job {
   NormKernel kernel;
   NormRows call;  // strides, gain, width, eps; pointers to row 0
-  RowWalk walk;
+  RowWalk<2> walk;
   size_t in_bytes;
   size_t out_bytes;
 
@@ -94,95 +21,95 @@ struct Job {
     const IeeeMode mode;
     NormRows part = call;
     for (int64_t row = begin; row < end; row += part.rows) {
-      const RowWalk::Run run = walk.run(row, end);
+      const auto run = walk.run(row, end);
       part.rows = run.rows;
-      part.x = at(call.x, run.x_offset, in_bytes);
+      part.x = at(call.x, run.offsets[0], in_bytes);
       part.y = at(call.y, row * call.y_stride, out_bytes);
       if (call.residual) {
-        part.residual = at(call.residual, run.residual_offset, in_bytes);
+        part.residual = at(call.residual, run.offsets[1], in_bytes);
         part.sum = at(call.sum, row * call.sum_stride, in_bytes);
       }
+      if (call.rstd) part.rstd = call.rstd + row;
       kernel(part);
     }
   }
 };
 
-// y, and into `sum` the rounded sum where there is a residual.
-Tensor normalise(const Tensor& x, const Tensor* residual, const Tensor& gain, double eps,
-                 const std::string& order_name, Tensor* sum) {
-  const Dtype in = dtype_of(x, "x");
-  const Dtype gain_dtype = dtype_of(gain, "gain");
+struct Outputs {
+  Tensor y;
+  std::optional<Tensor> sum;   // with a residual
+  std::optional<Tensor> rstd;  // where asked for
+};
+
+Outputs normalise(const Tensor& x, const Tensor* residual, const Tensor& gain, double eps,
+                  const std::string& order_name, bool with_rstd) {
+  const Dtype in = dtype_of(x, "x"), gain_dtype = dtype_of(gain, "gain");
   const Order order = order_of(order_name);
-  const auto sizes = x.sizes();
-  STD_TORCH_CHECK(!sizes.empty(), "latentkv: x must have at least one dimension");
-  const int64_t leading = static_cast<int64_t>(sizes.size()) - 1;
-  const int64_t width = sizes[leading];
-  STD_TORCH_CHECK(width >= 1 && width <= (int64_t{1} << 24),
-                  "latentkv: the width of x must be between 1 and 2^24");
-  STD_TORCH_CHECK(gain.dim() == 1 && gain.size(0) == width,
-                  "latentkv: gain must be 1-D and as long as the last dimension of x");
-  STD_TORCH_CHECK(x.is_cpu() && gain.is_cpu(), "latentkv: x and gain must be on the same device");
-  check_unit_stride(x, "x");
-  check_unit_stride(gain, "gain");
-  if (residual) {
-    const auto other = residual->sizes();
-    STD_TORCH_CHECK(residual->scalar_type() == x.scalar_type() && residual->is_cpu() &&
-                        other.size() == sizes.size() &&
-                        std::equal(sizes.begin(), sizes.end(), other.begin()),
-                    "latentkv: residual must have the dtype, shape and device of x");
-    check_unit_stride(*residual, "residual");
-  }
+  const Shape shape(x, gain);
+  if (residual) shape.check_like(*residual, x.scalar_type(), "residual");
 
   const Dtype out = output_dtype(in, gain_dtype, order);
   NormRows call{};
-  call.width = width;
+  call.width = shape.width;
   call.eps = checked_eps(eps);
-  Tensor y = empty_like_rows(x, out);
-  if (residual) *sum = empty_like_rows(x, in);
-  int64_t rows = 1;
-  for (int64_t d = 0; d < leading; ++d) rows *= sizes[d];
-  if (rows == 0) return y;
+  Outputs outputs{empty(shape.sizes, shape.leading + 1, out), {}, {}};
+  if (residual) outputs.sum = empty(shape.sizes, shape.leading + 1, in);
+  if (with_rstd) outputs.rstd = empty(shape.sizes, shape.leading, Dtype::fp32);
+  if (shape.rows == 0) return outputs;
 
   const int64_t* x_strides = x.strides().data();
   Job job{norm_kernel(in, gain_dtype, order, residual != nullptr), call,
-          RowWalk(sizes.data(), x_strides, residual ? residual->strides().data() : x_strides,
-                  leading),
+          RowWalk<2>(shape.sizes, {x_strides, residual ? residual->strides().data() : x_strides},
+                     shape.leading),
           bytes_of(in), bytes_of(out)};
   job.call.x = x.const_data_ptr();
-  job.call.x_stride = job.walk.x_stride();
+  job.call.x_stride = job.walk.strides()[0];
   job.call.gain = gain.const_data_ptr();
-  job.call.y = y.mutable_data_ptr();
-  job.call.y_stride = width;
+  job.call.y = outputs.y.mutable_data_ptr();
+  job.call.y_stride = shape.width;
+  if (with_rstd) job.call.rstd = static_cast<float*>(outputs.rstd->mutable_data_ptr());
   if (residual) {
     job.call.residual = residual->const_data_ptr();
-    job.call.residual_stride = job.walk.residual_stride();
-    job.call.sum = sum->mutable_data_ptr();
-    job.call.sum_stride = width;
+    job.call.residual_stride = job.walk.strides()[1];
+    job.call.sum = outputs.sum->mutable_data_ptr();
+    job.call.sum_stride = shape.width;
   }
 
-  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / width);
-  if (rows <= grain) {
-    job.rows(0, rows);
+  const int64_t grain = std::max<int64_t>(1, kElementsPerThread / shape.width);
+  if (shape.rows <= grain) {
+    job.rows(0, shape.rows);
   } else {
     STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(
-        0, rows, grain,
+        0, shape.rows, grain,
         [](int64_t begin, int64_t end, void* job) {
           static_cast<const Job*>(job)->rows(begin, end);
         },
         &job));
   }
-  return y;
+  return outputs;
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& gain, double eps, std::string order) {
-  return normalise(x, nullptr, gain, eps, order, nullptr);
+  return normalise(x, nullptr, gain, eps, order, false).y;
+}
+
+std::tuple<Tensor, Tensor> rms_norm_fwd(const Tensor& x, const Tensor& gain, double eps,
+                                        std::string order) {
+  Outputs outputs = normalise(x, nullptr, gain, eps, order, true);
+  return {outputs.y, *outputs.rstd};
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
                                         const Tensor& gain, double eps, std::string order) {
-  Tensor sum;
-  Tensor y = normalise(x, &residual, gain, eps, order, &sum);
-  return {y, sum};
+  Outputs outputs = normalise(x, &residual, gain, eps, order, false);
+  return {outputs.y, *outputs.sum};
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& x, const Tensor& residual,
+                                                    const Tensor& gain, double eps,
+                                                    std::string order) {
+  Outputs outputs = normalise(x, &residual, gain, eps, order, true);
+  return {outputs.y, *outputs.sum, *outputs.rstd};
 }
 
 }  // namespace
@@ -190,5 +117,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 
 STABLE_TORCH_LIBRARY_IMPL(latentkv, CPU, library) {
   library.impl("rms_norm", TORCH_BOX(&latentkv::rms_norm));
+  library.impl("rms_norm_fwd", TORCH_BOX(&latentkv::rms_norm_fwd));
   library.impl("add_rms_norm", TORCH_BOX(&latentkv::add_rms_norm));
+  library.impl("add_rms_norm_fwd", TORCH_BOX(&latentkv::add_rms_norm_fwd));
 }

@@ -42,7 +42,11 @@ namespace latentkv {
 namespace baseline {
 #include "vec_baseline.inc"
 
+#include "rows.inc"
+
 #include "norm_rows.inc"
+
+#include "norm_backward.inc"
 }  // namespace baseline
 
 #ifdef LATENTKV_X86
@@ -50,7 +54,11 @@ BEGIN_AVX2
 namespace avx2 {
 #include "vec_avx2.inc"
 
+#include "rows.inc"
+
 #include "norm_rows.inc"
+
+#include "norm_backward.inc"
 }  // namespace avx2
 END_TARGET
 
@@ -58,7 +66,11 @@ BEGIN_AVX512
 namespace avx512 {
 #include "vec_avx512.inc"
 
+#include "rows.inc"
+
 #include "norm_rows.inc"
+
+#include "norm_backward.inc"
 }  // namespace avx512
 END_TARGET
 
@@ -67,7 +79,11 @@ BEGIN_AVX512_BF16
 namespace avx512_bf16 {
 #include "vec_avx512.inc"
 
+#include "rows.inc"
+
 #include "norm_rows.inc"
+
+#include "norm_backward.inc"
 }  // namespace avx512_bf16
 #undef LATENTKV_BF16_INSTRUCTIONS
 END_TARGET
@@ -91,18 +107,20 @@ struct InstructionSet {
   const char* name;
   bool available;
   NormKernel (*choose)(Dtype in, Dtype gain, Order order, bool with_residual);
+  NormGradKernel (*choose_grad)(Dtype in, Dtype gain, Order order);
+  GradTotal total;
 };
 
 // Best first.
 const InstructionSet* instruction_sets() {
   static const InstructionSet sets[] = {
 #ifdef LATENTKV_X86
-      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::choose},
-      {"avx512", has_avx512(), avx512::choose},
-      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), avx2::choose},
+      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::choose, avx512_bf16::choose_grad, avx512_bf16::total},
+      {"avx512", has_avx512(), avx512::choose, avx512::choose_grad, avx512::total},
+      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), avx2::choose, avx2::choose_grad, avx2::total},
 #endif
-      {"baseline", true, baseline::choose},
-      {nullptr, false, nullptr},
+      {"baseline", true, baseline::choose, baseline::choose_grad, baseline::total},
+      {nullptr, false, nullptr, nullptr, nullptr},
   };
   return sets;
 }
@@ -122,6 +140,23 @@ std::atomic<const InstructionSet*>& in_use() {
 
 NormKernel norm_kernel(Dtype in, Dtype gain, Order order, bool with_residual) {
   return in_use().load(std::memory_order_relaxed)->choose(in, gain, order, with_residual);
+}
+
+NormGradKernels norm_grad_kernels(Dtype in, Dtype gain, Order order) {
+  const InstructionSet* set = in_use().load(std::memory_order_relaxed);
+  return {set->choose_grad(in, gain, order), set->total};
+}
+
+void round_values(const float* values, void* out, int64_t n, Dtype dtype) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (dtype == Dtype::fp32) {
+      static_cast<float*>(out)[i] = values[i];
+    } else if (dtype == Dtype::fp16) {
+      static_cast<uint16_t*>(out)[i] = round_to_fp16(values[i]);
+    } else {
+      static_cast<uint16_t*>(out)[i] = round_to_bf16(values[i]);
+    }
+  }
 }
 
 }  // namespace latentkv
@@ -165,7 +200,7 @@ int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t
   const IeeeMode mode;
   norm_kernel(static_cast<Dtype>(in), static_cast<Dtype>(gain_dtype), static_cast<Order>(order),
               residual != nullptr)(NormRows{x, x_stride, residual, residual_stride, gain, y,
-                                            y_stride, sum, sum_stride, rows, width, eps});
+                                            y_stride, sum, sum_stride, nullptr, rows, width, eps});
   return 0;
 }
 }

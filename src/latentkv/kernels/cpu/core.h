@@ -32,6 +32,7 @@ struct NormRows {
   int64_t y_stride;
   void* sum;
   int64_t sum_stride;
+  float* rstd;  // one a row; null: not wanted
   int64_t rows;
   int64_t width;
   double eps;  // rounded to fp32 by the kernel, in IEEE mode: that is a rounding, too
@@ -41,6 +42,49 @@ using NormKernel = void (*)(const NormRows&);
 
 // The kernel of the instruction set in use.
 NormKernel norm_kernel(Dtype in, Dtype gain, Order order, bool with_residual);
+
+// Rows of one backward call that are worked on together, wherever they lie. Only the last block of a
+// call may be shorter.
+constexpr int kGradRows = 4;
+
+struct NormGradBlock {
+  const void* dy[kGradRows];
+  const void* x[kGradRows];
+  const void* residual[kGradRows];  // see NormGradCall
+  const void* dsum[kGradRows];
+  void* dx[kGradRows];
+  float rstd[kGradRows];
+  int rows;
+};
+
+struct NormGradCall {
+  const void* gain;
+  int64_t width;
+  bool with_residual;
+  bool with_dsum;
+};
+
+// Partial sums of the gain's gradient: level k holds one of 2^k rows, as a binary counter does.
+struct GradSums {
+  float* levels;       // 64-byte aligned
+  int64_t level_size;  // in floats: the width, rounded up to kGradAlign
+  int64_t rows;        // summed so far
+};
+
+constexpr int64_t kGradAlign = 32;  // what the widest instruction set handles at once
+
+using NormGradKernel = void (*)(const NormGradBlock&, const NormGradCall&, GradSums&);
+using GradTotal = void (*)(const GradSums&, float* out, int64_t width);
+
+struct NormGradKernels {
+  NormGradKernel rows;
+  GradTotal total;
+};
+
+NormGradKernels norm_grad_kernels(Dtype in, Dtype gain, Order order);
+
+// Rounds n fp32 values to the dtype, on any instruction set.
+void round_values(const float* values, void* out, int64_t n, Dtype dtype);
 
 }  // namespace latentkv
 

@@ -66,4 +66,10 @@ inline uint16_t round_to_fp16(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
+inline uint16_t round_to_bf16(float value) {
+  const uint32_t bits = bits_of(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return kQuietNan >> 16;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
 }  // namespace latentkv

@@ -2,46 +2,47 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
 namespace latentkv {
 
-// Offsets are in elements and 64-bit: a view with a row stride of 2112 passes 2^31 at row 1,016,801.
+// N tensors of one leading shape, each with strides of its own. Offsets are in elements and 64-bit:
+// a view with a row stride of 2112 passes 2^31 at row 1,016,801.
+template <int N>
 class RowWalk {
  public:
-  // The leading sizes, and for both tensors their strides over them (equal ones for one tensor).
-  RowWalk(const int64_t* sizes, const int64_t* x_strides, const int64_t* residual_strides,
-          int64_t leading) {
+  using Offsets = std::array<int64_t, N>;
+
+  RowWalk(const int64_t* sizes, const std::array<const int64_t*, N>& strides, int64_t leading) {
     for (int64_t d = leading - 1; d >= 0; --d) {
       if (sizes[d] == 1) continue;
-      const Dim dim{sizes[d], x_strides[d], residual_strides[d]};
+      Dim dim{sizes[d], {}};
+      for (int t = 0; t < N; ++t) dim.strides[t] = strides[t][d];
       if (!dims_.empty() && continues(dims_.back(), dim)) {
         dims_.back().size *= dim.size;
       } else {
         dims_.push_back(dim);
       }
     }
-    if (dims_.empty()) dims_.push_back(Dim{1, 0, 0});
+    if (dims_.empty()) dims_.push_back(Dim{1, {}});
   }
 
   struct Run {
-    int64_t x_offset;
-    int64_t residual_offset;
+    Offsets offsets;  // of its first row
     int64_t rows;
   };
 
-  int64_t x_stride() const { return dims_[0].x_stride; }
-  int64_t residual_stride() const { return dims_[0].residual_stride; }
+  const Offsets& strides() const { return dims_[0].strides; }
 
   // The run that starts at `row` and ends before `end`, or where the stride changes.
   Run run(int64_t row, int64_t end) const {
-    Run run{0, 0, std::min(end - row, dims_[0].size - row % dims_[0].size)};
+    Run run{{}, std::min(end - row, dims_[0].size - row % dims_[0].size)};
     for (const Dim& dim : dims_) {
       const int64_t i = row % dim.size;
       row /= dim.size;
-      run.x_offset += i * dim.x_stride;
-      run.residual_offset += i * dim.residual_stride;
+      for (int t = 0; t < N; ++t) run.offsets[t] += i * dim.strides[t];
     }
     return run;
   }
@@ -49,14 +50,15 @@ class RowWalk {
  private:
   struct Dim {
     int64_t size;
-    int64_t x_stride;
-    int64_t residual_stride;
+    Offsets strides;
   };
 
-  // Whether one step of `outer` is `inner.size` steps of `inner`, in both tensors.
+  // Whether one step of `outer` is `inner.size` steps of `inner`, in every tensor.
   static bool continues(const Dim& inner, const Dim& outer) {
-    return outer.x_stride == inner.size * inner.x_stride &&
-           outer.residual_stride == inner.size * inner.residual_stride;
+    for (int t = 0; t < N; ++t) {
+      if (outer.strides[t] != inner.size * inner.strides[t]) return false;
+    }
+    return true;
   }
 
   std::vector<Dim> dims_;  // innermost first
