@@ -25,6 +25,8 @@ SUITE = (
     "tests/test_guards.py",
     "tests/test_kernels.py::test_any_leading_strides",
     "tests/test_kernels.py::test_every_small_width",
+    "tests/test_backward.py::test_every_dtype",
+    "tests/test_backward.py::test_a_gain_gradient_known_by_heart",
 )
 
 
@@ -67,8 +69,20 @@ MUTANTS = (
     Mutant(
         "neighbour row read",
         ("norm_rows.inc",),
-        "sum_of_squares(input(first + k), call.width)",
-        "sum_of_squares(input(first + k / 2 * 2), call.width)",  # the row before an odd one
+        "sum_of_squares(input(first + k))",
+        "sum_of_squares(input(first + k / 2 * 2))",  # the row before an odd one
+    ),
+    Mutant(
+        "gain applied twice in dx",
+        ("norm_backward.inc",),
+        "(dy * gain - normal * c)",
+        "(dy * gain * gain - normal * c)",
+    ),
+    Mutant(
+        "row missing from dgamma",
+        ("norm_backward.inc",),
+        "const Pack second = write(2, i, n, g, c[2]) + write(3, i, n, g, c[3]);",
+        "const Pack second = write(2, i, n, g, c[2]); write(3, i, n, g, c[3]);",
     ),
 )
 

@@ -114,8 +114,40 @@ def test_compiled_module_that_needs_a_gradient():
         assert_same(compiled(x), definition.rms_norm(x, module.weight, module.contract))
     with torch.inference_mode():
         assert_same(compiled(x), definition.rms_norm(x, module.weight, module.contract))
-    with pytest.raises(Exception, match="no backward yet"):
-        compiled(x)
+    # test_backward.py has the gradient's bits between other operations
+    y = compiled(x)
+    assert_same(y.detach(), definition.rms_norm(x, module.weight.detach(), module.contract))
+    y.backward(random_rows(3, 512, seed=4))
+    compiled_gradient, module.weight.grad = module.weight.grad, None
+    module(x).backward(random_rows(3, 512, seed=4))
+    assert_same(compiled_gradient, module.weight.grad)
+
+
+def test_a_second_derivative_is_refused_in_a_graph():
+    module, x = module_and_input()
+    x = x.float().requires_grad_()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    with pytest.raises((NotImplementedError, RuntimeError), match="create_graph|double backward"):
+        (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+        first.sum().backward()
+
+
+# The one row that shows the order: a compiler that fuses drops the cast between two products.
+@pytest.mark.case("F13-06")
+@pytest.mark.case("F13-07")
+@pytest.mark.parametrize("emulate", [False, True])
+def test_the_golden_row_in_a_graph(emulate):
+    x = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.bfloat16)
+    gain = torch.full((4,), 0.75, dtype=torch.bfloat16)
+    one, other = (contract(4, order) for order in ORDERS)
+    with torch._inductor.config.patch(emulate_precision_casts=emulate):
+        compiled = torch.compile(
+            lambda x: (latentkv.rms_norm(x, gain, one), latentkv.rms_norm(x, gain, other)),
+            fullgraph=True,
+        )
+        first, second = compiled(x)
+    assert first.tolist() == [0.5703125] * 3 + [1.140625]
+    assert second.tolist() == [0.56640625] * 3 + [1.1328125]
 
 
 @pytest.mark.parametrize("strict", [True, False])

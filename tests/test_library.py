@@ -187,10 +187,21 @@ def test_importing_torch_late():
 
 def test_schemas():
     # Written down elsewhere too (exported programs): they don't change silently.
-    assert str(torch.ops.latentkv.rms_norm.default._schema) == (
-        "latentkv::rms_norm(Tensor x, Tensor gain, float eps, str order) -> Tensor"
-    )
-    assert str(torch.ops.latentkv.add_rms_norm.default._schema) == (
-        "latentkv::add_rms_norm(Tensor x, Tensor residual, Tensor gain, float eps, str order) "
-        "-> (Tensor y, Tensor sum)"
-    )
+    right = {
+        "rms_norm": "(Tensor x, Tensor gain, float eps, str order) -> Tensor",
+        "rms_norm_fwd": "(Tensor x, Tensor gain, float eps, str order) -> (Tensor y, Tensor rstd)",
+        "rms_norm_bwd": "(Tensor dy, Tensor x, Tensor gain, Tensor rstd, str order) "
+        "-> (Tensor dx, Tensor dgain)",
+        "add_rms_norm": "(Tensor x, Tensor residual, Tensor gain, float eps, str order) "
+        "-> (Tensor y, Tensor sum)",
+        "add_rms_norm_fwd": "(Tensor x, Tensor residual, Tensor gain, float eps, str order) "
+        "-> (Tensor y, Tensor sum, Tensor rstd)",
+        "add_rms_norm_bwd": "(Tensor dy, Tensor? dsum, Tensor x, Tensor residual, Tensor gain, "
+        "Tensor rstd, str order) -> (Tensor dx, Tensor dgain)",
+    }
+    declared = {
+        schema.name.removeprefix("latentkv::"): str(schema).removeprefix(schema.name)
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("latentkv::")
+    }
+    assert declared == right

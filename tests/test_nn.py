@@ -25,16 +25,42 @@ def test_computes_its_contract(order):
     assert module.contract == contract(512, order)
 
 
-def test_a_gradient_is_refused_until_there_is_a_backward():
-    module, x = make(), random_rows(2, 512)
+@pytest.mark.parametrize("order", ORDERS)
+def test_trains_its_gain(order):
+    module, x = make(order), random_rows(5, 576)[:, :512].requires_grad_()
     assert module.weight.requires_grad  # as a loaded module has it
-    with pytest.raises(NotImplementedError, match="no backward yet"):
-        module(x)
+    y = module(x)
     with torch.no_grad():
-        right = module(x)
-    assert_same(module.requires_grad_(False)(x), right)
-    with pytest.raises(NotImplementedError, match="no backward yet"):
-        module(x.float().requires_grad_())
+        assert_same(y.detach(), module(x))
+    dy = random_rows(5, 512, seed=4)
+    y.backward(dy)
+    rstd = definition.reciprocal_rms(x.detach(), module.contract)
+    dx, dgain = definition.rms_norm_backward(
+        dy, x.detach(), module.weight.detach(), rstd, module.contract
+    )
+    assert_same(x.grad, dx)
+    assert_same(module.weight.grad, dgain)
+    before = module.weight.detach().clone()
+    torch.optim.SGD(module.parameters(), lr=0.5).step()
+    assert_same(module.weight.detach(), before - 0.5 * dgain)
+    assert not module.requires_grad_(False)(x.detach()).requires_grad
+
+
+@pytest.mark.case("F13-09")
+def test_a_subclass_that_skips_the_constructor():
+    class Skips(LatentRMSNorm):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+    with pytest.raises(AttributeError, match="'Skips' object has no attribute 'weight'"):
+        Skips()(random_rows(2, 512))
+
+    class SkipsAll(LatentRMSNorm):
+        def __init__(self):
+            pass
+
+    with pytest.raises(AttributeError):
+        SkipsAll()(random_rows(2, 512))
 
 
 def test_shows_what_it_computes():

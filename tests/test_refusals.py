@@ -125,29 +125,188 @@ def test_a_tensor_without_memory():
 
 
 @pytest.mark.parametrize("case", ["x", "gain", "residual"])
-def test_an_input_that_needs_a_gradient(case):
+def test_no_graph_where_none_is_wanted(case):
     inputs = {"x": X.clone(), "residual": X.clone(), "gain": GAIN.clone()}
     inputs[case].requires_grad_()
     x, residual, gain = inputs["x"], inputs["residual"], inputs["gain"]
-    calls = [lambda: latentkv.add_rms_norm(x, residual, gain, RULE)]
+    calls = [lambda: latentkv.add_rms_norm(x, residual, gain, RULE)[0]]
     if case != "residual":
         calls.append(lambda: latentkv.rms_norm(x, gain, RULE))
     for call in calls:
-        with pytest.raises(NotImplementedError, match=r"no backward yet.*inference_mode.*detach"):
-            call()
+        assert call().requires_grad
         with torch.no_grad():
-            call()
+            assert not call().requires_grad
         with torch.inference_mode():
-            call()
+            assert not call().requires_grad
     inputs[case].requires_grad_(False)
-    assert not latentkv.rms_norm(x, gain, RULE).requires_grad
+    for call in calls:
+        assert not call().requires_grad
 
 
-def test_gradient_transforms_are_refused():
-    with pytest.raises(NotImplementedError, match="no backward yet"):
-        torch.func.grad(lambda x: latentkv.rms_norm(x, GAIN, RULE).sum())(X.float())
-    with pytest.raises(NotImplementedError, match="no backward yet"):
-        torch.func.vjp(lambda g: latentkv.rms_norm(X, g, RULE), GAIN)
+# As functions of x, the gain or the residual: name -> the function and its argument, in fp32.
+FUNCTIONS = {
+    "x": (lambda v: latentkv.rms_norm(v, GAIN.float(), RULE), X.float()),
+    "gain": (lambda v: latentkv.rms_norm(X.float(), v, RULE), GAIN.float()),
+    "x to be added": (
+        lambda v: latentkv.add_rms_norm(v, X.float(), GAIN.float(), RULE)[0], X.float(),
+    ),
+    "residual": (lambda v: latentkv.add_rms_norm(X.float(), v, GAIN.float(), RULE)[0], X.float()),
+    "gain after adding": (
+        lambda v: latentkv.add_rms_norm(X.float(), X.float(), v, RULE)[0], GAIN.float(),
+    ),
+}  # fmt: skip
+SECOND = r"latentkv has first derivatives only: drop create_graph"
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_second_derivative_is_refused(case):
+    function, value = FUNCTIONS[case]
+    leaf = value.clone().requires_grad_()
+    # create_graph alone is no second derivative: a first one comes out, and can be looked at.
+    (first,) = torch.autograd.grad(function(leaf).sum(), leaf, create_graph=True)
+    assert_same(first.detach(), torch.autograd.grad(function(leaf).sum(), leaf)[0])
+    with pytest.raises(NotImplementedError, match=SECOND):
+        first.sum().backward()
+    assert leaf.grad is None
+    # A penalty on the gradient, added to the loss itself.
+    y = function(leaf)
+    (first,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+    with pytest.raises(NotImplementedError, match=SECOND):
+        (y.sum() + first.square().sum()).backward()
+    # Of the gradient by what came from above.
+    above = torch.ones_like(y, requires_grad=True)
+    (first,) = torch.autograd.grad(function(leaf), leaf, above, create_graph=True)
+    with pytest.raises(NotImplementedError, match=SECOND):
+        first.sum().backward()
+    with pytest.raises(NotImplementedError, match=SECOND):
+        torch.autograd.functional.hessian(lambda v: function(v).sum(), value)
+    with pytest.raises(NotImplementedError, match=SECOND):
+        torch.func.grad(lambda v: torch.func.grad(lambda w: function(w).sum())(v).sum())(value)
+
+
+# As below: forward mode.
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_forward_over_reverse_is_refused(case):
+    function, value = FUNCTIONS[case]
+    with pytest.raises(NotImplementedError):  # in torch's words, or in ours
+        torch.func.hessian(lambda v: function(v).sum())(value)
+
+
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double")
+def test_gradgradcheck_is_refused():
+    x, gain = X[:2, :4].float().requires_grad_(), GAIN[:4].float()
+    with pytest.raises(NotImplementedError, match=SECOND):
+        torch.autograd.gradgradcheck(
+            lambda v: latentkv.rms_norm(v, gain, contract(4)), (x,), eps=1e-2, atol=1.0
+        )
+
+
+def test_a_second_derivative_that_does_not_pass_through_the_norm():
+    # The sum is linear: nothing of it is refused, and nothing of it is lost.
+    x = X.float().requires_grad_()
+    _, total = latentkv.add_rms_norm(x, X.float(), GAIN.float(), RULE)
+    (first,) = torch.autograd.grad(total.square().sum(), x, create_graph=True)
+    assert_same(first.detach(), 2 * total.detach())
+    assert_same(torch.autograd.grad(first.sum(), x)[0], torch.full((4, 512), 2.0))
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_gradient_transforms(case):
+    function, value = FUNCTIONS[case]
+    leaf = value.clone().requires_grad_()
+    (right,) = torch.autograd.grad(function(leaf).sum(), leaf)
+    assert_same(torch.func.grad(lambda v: function(v).sum())(value), right)
+    y, pull = torch.func.vjp(function, value)
+    assert_same(y, function(value))
+    assert_same(pull(torch.ones_like(y))[0], right)
+
+
+# The operators have no batching rule: torch calls them slice by slice, and says once that it does.
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_gradients_of_each_sample():
+    x, gain = X.float(), GAIN.float()
+    above = random_rows(4, 512, dtype=torch.float32, seed=3)
+
+    def loss(gain, x, above):
+        y, total = latentkv.add_rms_norm(x, x * 2, gain, RULE)
+        return (y * above).sum() + total.sum()
+
+    of_gain, of_x = torch.func.vmap(torch.func.grad(loss, (0, 1)), in_dims=(None, 0, 0))(
+        gain, x, above
+    )
+    for i in range(4):
+        leaves = gain.clone().requires_grad_(), x[i].clone().requires_grad_()
+        right = torch.autograd.grad(loss(*leaves, above[i]), leaves)
+        assert_same(of_gain[i], right[0])
+        assert_same(of_x[i], right[1])
+    # Several gradients from above at once.
+    leaf = x.clone().requires_grad_()
+    y = latentkv.rms_norm(leaf, gain, RULE)
+    many = torch.stack([above, 2 * above, torch.ones_like(above)])
+    (batched,) = torch.autograd.grad(y, leaf, many, retain_graph=True, is_grads_batched=True)
+    for one, dy in zip(batched, many, strict=True):
+        assert_same(one, torch.autograd.grad(y, leaf, dy, retain_graph=True)[0])
+    jacobian = torch.func.jacrev(lambda v: latentkv.rms_norm(v, gain, RULE))(x[0])
+    leaf = x[0].clone().requires_grad_()
+    (row,) = torch.autograd.grad(latentkv.rms_norm(leaf, gain, RULE)[7], leaf)
+    assert_same(jacobian[7], row)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("case", ["x", "gain", "both"])
+def test_a_gradient_from_outside_a_transform(case):
+    # The leaf needs its gradient outside, where the transform's own tensors don't show it.
+    x, gain = X.float(), GAIN.float()
+    leaves = [
+        v.requires_grad_() for v, name in ((x, "x"), (gain, "gain")) if case in (name, "both")
+    ]
+    right = torch.autograd.grad(latentkv.rms_norm(x, gain, RULE).sum(), leaves)
+    right2 = torch.autograd.grad(latentkv.add_rms_norm(x, x, gain, RULE)[0].sum(), leaves)
+    for function, expected in (
+        (lambda v: latentkv.rms_norm(v, gain, RULE), right),
+        (lambda v: latentkv.add_rms_norm(v, v, gain, RULE)[0], right2),
+    ):
+        batched = torch.func.vmap(function)(x)
+        for value, of in zip(torch.autograd.grad(batched.sum(), leaves), expected, strict=True):
+            # the gain's rows are added one by one by vmap, not folded
+            assert torch.allclose(value, of, rtol=1e-5, atol=1e-5)
+        inner = torch.func.grad(lambda scale, f=function: (f(x) * scale).sum())(torch.ones(()))
+        for value, of in zip(torch.autograd.grad(inner, leaves), expected, strict=True):
+            assert_same(value, of)
+
+
+def test_a_gradient_of_a_gradient_past_the_norm():
+    # Of outer(x) = d/ds sum(s * y(x)): a first derivative of y, by way of a second transform.
+    gain = GAIN.float()
+
+    def outer(x):
+        def inner(s):
+            return (latentkv.rms_norm(x, gain, RULE) * s).sum()
+
+        return torch.func.grad(inner)(torch.ones(()))
+
+    right = torch.func.grad(lambda x: latentkv.rms_norm(x, gain, RULE).sum())(X.float())
+    assert_same(torch.func.grad(outer)(X.float()), right)
+
+
+@pytest.mark.parametrize("argument", ["x", "gain", "residual"])
+def test_the_raw_operators_lose_no_gradient(argument):
+    # They have no derivative: to say so is right, to leave .grad empty with a warning is not.
+    inputs = {"x": X.float(), "residual": X.float(), "gain": GAIN.float()}
+    leaf = inputs[argument].requires_grad_()
+    add = torch.ops.latentkv.add_rms_norm
+    calls = [lambda: add(inputs["x"], inputs["residual"], inputs["gain"], 1e-6, RULE.order)[0]]
+    if argument != "residual":
+        calls.append(
+            lambda: torch.ops.latentkv.rms_norm(inputs["x"], inputs["gain"], 1e-6, RULE.order)
+        )
+    for call in calls:
+        try:
+            call().sum().backward()
+        except NotImplementedError:
+            continue
+        assert leaf.grad is not None
 
 
 # torch's forward mode compiles its rules with what torch itself calls deprecated.

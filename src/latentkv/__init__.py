@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import bits, conformance, definition, models
     from .contracts import NormContract
+    from .integrations import replace_latent_norms
     from .nn import LatentRMSNorm
     from .ops import add_rms_norm, rms_norm
 
@@ -21,6 +22,7 @@ _HOME = {
     "LatentRMSNorm": "nn",
     "NormContract": "contracts",
     "add_rms_norm": "ops",
+    "replace_latent_norms": "integrations",
     "rms_norm": "ops",
 }
 _ROOMS = ("bits", "conformance", "definition", "models")
@@ -33,6 +35,7 @@ __all__ = [
     "conformance",
     "definition",
     "models",
+    "replace_latent_norms",
     "rms_norm",
 ]
 

@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 
-from . import definition
+from . import _sharding, definition
 from .contracts import NormContract, Order
 from .definition.arguments import (
     OPERATOR_DTYPES,
@@ -173,7 +173,8 @@ def _declare() -> torch.library.Library:
     for schema in _SCHEMAS:
         name = library.define(schema)
         library.impl(name, globals()[f"_{name}"], "CompositeExplicitAutograd")
-        torch.library.register_fake(f"latentkv::{name}", globals()[f"_fake_{name}"], lib=library)
+        fake = _sharding.shardable(name, globals()[f"_fake_{name}"])
+        torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
     return library
 
 

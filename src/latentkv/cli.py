@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -199,16 +200,49 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def bench(
+    model: Annotated[
+        str,
+        typer.Argument(help="Whose contract and sizes.", metavar="MODEL"),
+    ] = models.names()[0],
+    as_json: JsonOption = False,
+) -> None:
+    """Time the norm against eager PyTorch, F.rms_norm, torch.compile and a copy of the same slice.
+
+    Forward, and forward with backward, over numbers of rows; each function in a block of its own,
+    in a child process on a warm heap. Takes about a minute.
+    """
+    try:
+        chosen = models.get(model)
+    except models.UnknownModelError as error:
+        fail(str(error))
+    from .bench import run
+
+    measurements = []
+    with _progress() as say:
+        for heap in ("warm", "default"):
+            for one in run(chosen.name, heap):
+                say(f"{one.function}, {one.rows:,} rows {one.work}")
+                measurements.append(one)
+    if as_json:
+        print_json([{"model": chosen.name, **asdict(one)} for one in measurements])
+        return
+    from .bench_table import print_bench
+
+    print_bench(chosen, measurements)
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being checked, on a terminal's standard error; elsewhere, nothing."""
+    """What is going on, on a terminal's standard error; elsewhere, nothing."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console
 
     with Console(stderr=True).status("importing torch") as status:
-        yield lambda name: status.update(f"checking {name}")
+        yield lambda name: status.update(name)
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def add_rms_norm(
 def reciprocal_rms(
     x: torch.Tensor, contract: NormContract, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """1 / sqrt(mean of squares + eps) of each row, as the forward uses it and the backward keeps it.
+    """1 / sqrt(mean of squares + eps) of each row: the forward uses it, the backward keeps it.
 
     Returns [...], contiguous, in fp32 (fp64 for fp64).
     """
@@ -99,8 +99,9 @@ def rms_norm_backward(
         rstd: [...], from `reciprocal_rms`.
         dsum: with a residual, the gradient of the sum, or None where there is none.
 
-    Returns the gradient of ``x`` (and of the residual: they are one), in ``x``'s shape and dtype, and
-    that of the gain, in its dtype: the fold over all rows, in the order of the leading dimensions.
+    Returns the gradient of ``x`` (and of the residual: they are one), in ``x``'s shape and dtype,
+    and that of the gain, in its dtype: the fold over all rows, in the order of the leading
+    dimensions.
 
     Raises TypeError or ValueError, naming what was given and what is allowed.
     """
