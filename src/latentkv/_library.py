@@ -20,7 +20,7 @@ from . import definition
 from .contracts import NormContract, Order
 from .definition.arguments import OPERATOR_DTYPES, check_norm, check_strides
 
-BACKENDS = ("cpu", "definition", "triton")
+BACKENDS = ("cpu", "definition")
 
 _NORM = "rms_norm(Tensor x, Tensor gain, float eps, str order) -> Tensor"
 _ADD_NORM = (
@@ -96,10 +96,10 @@ def _declare() -> torch.library.Library:
 def _forced_backend() -> str:
     """What LATENTKV_BACKEND asks for, empty for nothing."""
     forced = os.environ.get("LATENTKV_BACKEND", "")
-    if forced not in ("", *BACKENDS):
-        raise ValueError(f"LATENTKV_BACKEND={forced}: must be one of {', '.join(BACKENDS)}")
     if forced == "triton":
         raise RuntimeError("LATENTKV_BACKEND=triton: this version has no Triton kernels")
+    if forced not in ("", *BACKENDS):
+        raise ValueError(f"LATENTKV_BACKEND={forced}: must be one of {', '.join(BACKENDS)}")
     return forced
 
 
@@ -162,7 +162,7 @@ def use_instruction_set(name: str) -> None:
     Raises ValueError where it is missing.
     """
     if _KERNELS is None or _KERNELS.latentkv_use_instruction_set(name.encode()) != 0:
-        available = ", ".join(instruction_sets()) or "none: the kernels are not loaded"
+        available = ", ".join(instruction_sets()) or "none, since the definition computes"
         raise ValueError(f"instruction set {name!r} is not available here; there is {available}")
 
 

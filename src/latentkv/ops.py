@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import is_grad_enabled
 from torch.autograd import forward_ad
@@ -40,8 +38,11 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
             _refuse_gradients(x, gain)
         y: torch.Tensor = _rms_norm(x, gain, contract.eps, contract.order)
         return y
-    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
-        _explain(error, x, gain, contract)
+    except NotImplementedError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        _explain(x, gain, contract)
+        raise
 
 
 def add_rms_norm(
@@ -63,12 +64,15 @@ def add_rms_norm(
             _refuse_gradients(x, residual, gain)
         y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
         return y, total
-    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+    except NotImplementedError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError):
         if residual is None:
             raise TypeError(
                 "residual must be a tensor, got NoneType; without one, call rms_norm"
             ) from None
-        _explain(error, x, gain, contract, residual)
+        _explain(x, gain, contract, residual)
+        raise
 
 
 def _refuse_gradients(*tensors: torch.Tensor) -> None:
@@ -84,13 +88,14 @@ def _refuse_gradients(*tensors: torch.Tensor) -> None:
 
 
 def _explain(
-    error: Exception,
     x: torch.Tensor,
     gain: torch.Tensor,
     contract: NormContract,
     residual: torch.Tensor | None = None,
-) -> NoReturn:
-    """Say what was wrong with the arguments; where nothing was, pass the error on."""
-    if not isinstance(error, NotImplementedError):
-        _library.check_operands(x, gain, contract, residual)
-    raise error
+) -> None:
+    """Say what was wrong with the arguments, in the words that every backend uses.
+
+    Where nothing was, it returns, and the caller passes on the error that it caught: this function
+    must not hold it, or a cycle would keep the tensors alive.
+    """
+    _library.check_operands(x, gain, contract, residual)

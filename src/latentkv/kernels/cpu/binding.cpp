@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -174,14 +175,25 @@ Tensor normalise(const Tensor& x, const Tensor* residual, const Tensor& gain, do
   return y;
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& gain, double eps, std::string order) {
-  return normalise(x, nullptr, gain, eps, order, nullptr);
+// A string argument, freed: torch 2.13's own conversion to std::string leaks 64 bytes a call.
+std::string take(StringHandle handle) {
+  const char* text = nullptr;
+  size_t length = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &text));
+  std::string copy(text, length);
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return copy;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& gain, double eps, StringHandle order) {
+  return normalise(x, nullptr, gain, eps, take(order), nullptr);
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
-                                        const Tensor& gain, double eps, std::string order) {
+                                        const Tensor& gain, double eps, StringHandle order) {
   Tensor sum;
-  Tensor y = normalise(x, &residual, gain, eps, order, &sum);
+  Tensor y = normalise(x, &residual, gain, eps, take(order), &sum);
   return {y, sum};
 }
 
