@@ -216,7 +216,7 @@ def counted_calls():
 
     def norm(x, gain, eps):
         calls.append(1)
-        return a(x, gain, eps) if len(calls) < 45 else b(x, gain, eps)
+        return a(x, gain, eps) if len(calls) < 30 else b(x, gain, eps)
 
     return norm
 
@@ -338,7 +338,7 @@ def test_an_eps_added_to_the_sum_is_a_smaller_eps_of_the_mean():
 def test_an_eps_that_is_taken_is_measured_as_it_was_passed(passed, order):
     contract = NormContract(512, passed, order or "cast_then_gain")
     report = identify(b if order == "gain_then_cast" else a, contract)
-    assert (report.eps, report.grade) == (passed, "follows")
+    assert report.eps == passed and report.follows
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def deepseek_compiled(
     if residual is None:
         packed: torch.Tensor = run(_rows(x), gain, eps)
         return packed.view(x.shape)
-    # The plain form shows what it does with strides: with two strided operands as well, torch's limit
-    # of eight recompilations is passed.
+    # The plain form shows what it does with strides: two strided operands as well would pass the
+    # limit of eight recompilations.
     y, total = run(_rows(x).contiguous(), gain, eps, _rows(residual).contiguous())
     return y.view(x.shape), total.view(x.shape)
 
