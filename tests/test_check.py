@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -50,6 +51,13 @@ def wrong_eps(x, gain, eps):
 def raises(x, gain, eps):
     raise RuntimeError("no kernel image is available")
 
+def prints(x, gain, eps):
+    print("hello")
+    return kimi_like(x, gain, eps)
+
+def exits(x, gain, eps):
+    raise SystemExit(0)
+
 def flattens(x, gain, eps):
     return kimi_like(x, gain, eps).flatten()
 
@@ -81,6 +89,7 @@ number = 3
 def theirs(tmp_path, monkeypatch):
     (tmp_path / "their_norms.py").write_text(THEIRS)
     (tmp_path / "broken.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "their_norms", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -137,6 +146,70 @@ def test_json(theirs):
         assert row["grade"] == "deviates" and "applies eps 1e-05" in row["reason"]
 
 
+def test_what_the_implementation_prints_stays_out_of_the_json(theirs):
+    (theirs / "chatty.py").write_text("print('hi')\nfrom their_norms import prints\n")
+    result = run("kimi-k2", "--json", "--impl", "chatty.py:prints")
+    assert json.loads(result.stdout)[0]["follows"] is True
+    assert "hello" in result.stderr and "hi" in result.stderr
+
+
+def test_a_class_without_a_weight_is_said_once(theirs):
+    (theirs / "no_weight.py").write_text(
+        "import torch\nclass N(torch.nn.Module):\n"
+        "    def __init__(self, width): super().__init__()\n"
+        "    def forward(self, x): return x\n"
+    )
+    result = run("kimi-k2", "--impl", "no_weight.py:N")
+    assert result.exit_code == 2
+    assert result.output.strip().splitlines()[-1] == (
+        "latentkv: no_weight.py:N: the module has no parameter or buffer named weight"
+    )
+
+
+def test_a_file_may_bear_a_modules_name(theirs):
+    (theirs / "random.py").write_text(THEIRS)
+    assert run("kimi-k2", "--impl", "random.py:kimi_like").exit_code == 0
+    import random
+
+    assert hasattr(random, "Random")
+
+
+@pytest.mark.parametrize("name", ["LATENTKV_BACKEND", "LATENTKV_INSTRUCTION_SET"])
+@pytest.mark.parametrize("command", [["--version"], ["check", "kimi-k2"]])
+def test_a_wrong_environment_is_misuse(name, command):
+    result = subprocess.run(
+        [sys.executable, "-m", "latentkv", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, name: "nonsense"},
+    )
+    assert result.returncode == 2
+    assert "nonsense" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_files_beside_it_do_not_disturb_what_runs_apart(tmp_path):
+    (tmp_path / "random.py").write_text("raise RuntimeError('not the one')\n")
+    code = textwrap.dedent("""
+        from latentkv.conformance.apart import Apart
+        with Apart(["latentkv.conformance.known:kimi_eager"], ["kimi-k2"]) as process:
+            print([(model, report.grade) for model, report in process.reports()])
+        with Apart(["latentkv.conformance.known:absent"], ["kimi-k2"]) as process:
+            try: list(process.reports())
+            except Exception as error: print(type(error).__name__, error)
+        """)
+    result = subprocess.run(
+        [sys.executable, "-c", "import sys; del sys.path[0]\n" + code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert result.stdout.splitlines() == [
+        "[('kimi-k2', 'follows')]",
+        "ImplementationError latentkv.conformance.known has no absent",
+    ]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -149,10 +222,12 @@ def test_json(theirs):
         (["--impl", "no_such_module:f"], ["can't import no_such_module", "ModuleNotFoundError"]),
         (["--impl", "broken.py:f"], ["can't import broken.py", "a_module_that_is_not_there"]),
         (["--impl", "their_norms.py:absent"], ["their_norms.py has no absent"]),
-        (["--impl", "their_norms.py:number"], ["is int", "f(x, gain, eps)"]),
+        (["--impl", "their_norms.py:number"], ["is an object of type int", "f(x, gain, eps)"]),
         (["--impl", "their_norms.py:Space"], ["is the class Space"]),
         (["--impl", "their_norms.py:two"], ["can't be called as f(x, gain, eps)"]),
         (["--impl", "their_norms.py:raises"], ["raised RuntimeError", "no kernel image", "bf"]),
+        (["--impl", "their_norms.py:exits"], ["raised SystemExit"]),
+        (["--impl", "leaves.py:f"], ["can't import leaves.py", "SystemExit"]),
         (["--impl", "their_norms.py:flattens"], ["returned y of shape", "(64, 512)"]),
         (["--impl", "their_norms.py:mutates"], ["mutates its input x"]),
         (["--impl"], []),
@@ -221,6 +296,7 @@ def test_the_table_fits_the_terminal(theirs, monkeypatch, columns):
     result = run("--impl", "their_norms.py:kimi_like", "--impl", "their_norms.py:wrong_eps")
     lines = result.output.splitlines()
     assert all(len(line) <= columns for line in lines)
+    assert "…" not in result.output  # nothing is cut
     text = " ".join(result.output.split())
     assert "follows" in text and "deviates" in text
     assert "applies eps 1e-05, not 1e-06" in text

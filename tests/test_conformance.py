@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -93,6 +95,10 @@ def all_bf16(x, gain, eps):
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * gain
 
 
+def fp32_gain(x, gain, eps):
+    return gain.float() * a(x, torch.ones_like(gain), eps)
+
+
 def one_plus_gain(x, gain, eps):
     return b(x, 1 + gain.float(), eps)
 
@@ -163,6 +169,100 @@ def flushing(x, gain, eps):
 
 def saturating(x, gain, eps):
     return a(x.clamp(-1e18, 1e18), gain, eps)
+
+
+def negative_gain(x, gain, eps):
+    return torch.where(gain < 0, torch.zeros_like(gain), a(x, gain, eps))
+
+
+def zero_gain(x, gain, eps):
+    return torch.where(gain == 0, torch.ones_like(gain), a(x, gain, eps))
+
+
+def large_inputs(x, gain, eps):
+    y = a(x, gain, eps)
+    return torch.where(x.abs() > 1e4, y * 2, y)
+
+
+def at_512_rows(x, gain, eps):
+    return b(x, gain, eps) if len(x) == 512 else a(x, gain, eps)
+
+
+def beyond_3000_rows(x, gain, eps):
+    y = a(x, gain, eps)
+    if x.dim() > 1 and len(x) > 3000:
+        y[3000] = 0
+    return y
+
+
+def one_dimension(x, gain, eps):
+    return a(x, gain, eps) * (x.dim() > 1)
+
+
+def four_dimensions(x, gain, eps):
+    return a(x, gain, eps) * (x.dim() < 4)
+
+
+def permuted(x, gain, eps):
+    return a(x, gain, eps) * (x.dim() < 3 or x.stride(0) >= x.stride(1))
+
+
+def no_rows(x, gain, eps):
+    return a(x, gain, eps).float() if x.numel() == 0 else a(x, gain, eps)
+
+
+def counted_calls():
+    calls = []
+
+    def norm(x, gain, eps):
+        calls.append(1)
+        return a(x, gain, eps) if len(calls) < 30 else b(x, gain, eps)
+
+    return norm
+
+
+def residual_form(change):
+    def norm(x, gain, eps, residual=None):
+        result = b(x, gain, eps, residual)
+        return result if residual is None else change(x, residual, gain, *result)
+
+    return norm
+
+
+def _last_zero(x, residual, gain, y, total):
+    y[..., -1] = 0
+    return y, total
+
+
+def _last_row_nan(x, residual, gain, y, total):
+    y[-1] = float("nan")
+    return y, total
+
+
+def _fp64(x, residual, gain, y, total):
+    return y.double(), total
+
+
+def _by_rows(x, residual, gain, y, total):
+    return (y, total) if len(x) > 300 else (y * 0.5, total)
+
+
+def _other_eps(x, residual, gain, y, total):
+    return b(x, gain, 1e-3, residual)
+
+
+def _raising(x, residual, gain, y, total):
+    raise RuntimeError("no residual kernel")
+
+
+def same_buffer():
+    memory = {}
+
+    def norm(x, gain, eps):
+        buffer = memory.setdefault(x.shape, torch.empty(x.shape, dtype=x.dtype))
+        return buffer.copy_(a(x, gain, eps))
+
+    return norm
 
 
 def _seen(function, contract=KIMI):
@@ -238,7 +338,7 @@ def test_an_eps_added_to_the_sum_is_a_smaller_eps_of_the_mean():
 def test_an_eps_that_is_taken_is_measured_as_it_was_passed(passed, order):
     contract = NormContract(512, passed, order or "cast_then_gain")
     report = identify(b if order == "gain_then_cast" else a, contract)
-    assert (report.eps, report.grade) == (passed, "follows")
+    assert report.eps == passed and report.follows
 
 
 @pytest.mark.parametrize(
@@ -253,6 +353,7 @@ def test_an_eps_that_is_taken_is_measured_as_it_was_passed(passed, order):
         (l2_norm, None, "for a row of equal features"),
         (by_the_variance, None, "for a row of equal features"),
         (fp32_output, "gain_then_cast", "returns float32, not bfloat16"),
+        (fp32_gain, "cast_then_gain", "returns float32, not bfloat16"),
         (rounded_sum, "gain_then_cast", "normalises the rounded residual sum"),
         (doubled_sum, "gain_then_cast", "its residual sum is not x + residual"),
         (other_above_256_rows, "cast_then_gain", "a row's bits depend on the other rows"),
@@ -270,6 +371,57 @@ def test_a_deviation_is_named(function, order, phrase):
     assert not report.follows and report.grade == "deviates"
     assert report.order == order
     assert phrase in report.reason
+
+
+@pytest.mark.parametrize(
+    ("function", "phrase"),
+    [
+        (negative_gain, "no known rounding|outputs differ"),
+        (zero_gain, "outputs differ"),
+        (large_inputs, "no known rounding|outputs differ|overflowing"),
+        (at_512_rows, "depend on the other rows"),
+        (beyond_3000_rows, "depend on the other rows"),
+        (one_dimension, "wrong on a single row without leading dimensions"),
+        (four_dimensions, "wrong on a 4-D slice"),
+        (permuted, "wrong on permuted leading dimensions"),
+        (no_rows, "wrong on no rows"),
+        (counted_calls(), "depend on the other rows|called again"),
+    ],
+)
+def test_what_a_narrow_sample_would_miss(function, phrase):
+    report = identify(function, KIMI, name="theirs")
+    assert report.grade == "deviates" and re.search(phrase, report.reason), report.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (_last_zero, "with a residual, .* of outputs differ"),
+        (_last_row_nan, "with a residual, .* of outputs differ|depends on the other rows"),
+        (_fp64, "with a residual"),
+        (_by_rows, "its residual form depends on the other rows"),
+        (_other_eps, "no known residual form|with a residual"),
+        (_raising, "raises when it is given a residual"),
+    ],
+)
+def test_the_residual_form_is_judged_like_the_plain_one(change, phrase):
+    report = identify(residual_form(change), DEEPSEEK, name="theirs")
+    assert report.grade == "deviates" and re.search(phrase, report.reason), report.reason
+
+
+def test_one_buffer_for_every_call_is_no_fault():
+    assert identify(same_buffer(), KIMI, name="theirs").grade == "follows"
+
+
+def test_a_mutation_does_not_reach_the_next_implementation():
+    with pytest.raises(ImplementationError, match="mutates its input gain"):
+        identify(_mutates_gain, KIMI, name="theirs")
+    assert identify(a, KIMI).grade == "follows"
+
+
+def test_the_default_device_is_left_alone():
+    with torch.device("meta"):
+        assert identify(a, KIMI).grade == "follows"
 
 
 def test_a_refusal_of_strided_input_is_no_wrong_number():
@@ -373,19 +525,24 @@ class WrongWeight(Norm):
         (_raises, "raised KeyError: 'no such kernel'"),
         (_flattens, r"shape \(32768,\) for x of shape"),
         (_no_tensor, "returned None, not a tensor"),
-        (_one_output, r"returned Tensor, not \(y, sum\)"),
+        (_one_output, r"returned an object of type Tensor, not \(y, sum\)"),
         (lambda x: x, r"can't be called as f\(x, gain, eps\)"),
         (lambda x, gain, eps, more: x, r"can't be called as f\(x, gain, eps\)"),
-        (NoWeight, "no weight"),
+        (NoWeight, "no parameter or buffer named weight"),
         (WrongWeight, r"weight has shape \(1024,\), not \(512,\)"),
-        (torch.nn.ReLU(), "no weight"),
+        (torch.nn.ReLU(), "no parameter or buffer named weight"),
         (dict, "is the class dict"),
-        (3, "is int"),
+        (3, "is an object of type int"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(bad, message):
     with pytest.raises(ImplementationError, match=message):
         identify(bad, KIMI, name="theirs")
+
+
+def test_the_contract_is_a_contract():
+    with pytest.raises(TypeError, match="contract must be a NormContract, got str"):
+        identify(a, "kimi-k3")
 
 
 def test_inputs_reach_the_implementation_in_bf16():

@@ -33,7 +33,16 @@ def test_each_line_of_what_is_accepted_names_tests_that_exist():
     assert set(re.findall(r"`(test_\w+)`", text)) <= defined
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/numerics.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/numerics.md",
+        "docs/integrations.md",
+        "docs/sharding.md",
+    ],
+)
 def test_links_inside_the_repository_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):

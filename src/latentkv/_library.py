@@ -26,8 +26,9 @@ from .definition.arguments import (
     output_dtype,
 )
 
-BACKENDS = ("cpu", "definition", "triton")
+BACKENDS = ("cpu", "definition")
 _ANY_EPS = 1.0  # the backward's operators have rstd instead
+
 
 # Outputs are new and contiguous. The _fwd forms also return rstd, fp32 [...], for the _bwd ones;
 # the gradient of the residual is that of x.
@@ -181,10 +182,10 @@ def _declare() -> torch.library.Library:
 def _forced_backend() -> str:
     """What LATENTKV_BACKEND asks for, empty for nothing."""
     forced = os.environ.get("LATENTKV_BACKEND", "")
-    if forced not in ("", *BACKENDS):
-        raise ValueError(f"LATENTKV_BACKEND={forced}: must be one of {', '.join(BACKENDS)}")
     if forced == "triton":
         raise RuntimeError("LATENTKV_BACKEND=triton: this version has no Triton kernels")
+    if forced not in ("", *BACKENDS):
+        raise ValueError(f"LATENTKV_BACKEND={forced}: must be one of {', '.join(BACKENDS)}")
     return forced
 
 
@@ -247,7 +248,7 @@ def use_instruction_set(name: str) -> None:
     Raises ValueError where it is missing.
     """
     if _KERNELS is None or _KERNELS.latentkv_use_instruction_set(name.encode()) != 0:
-        available = ", ".join(instruction_sets()) or "none: the kernels are not loaded"
+        available = ", ".join(instruction_sets()) or "none, since the definition computes"
         raise ValueError(f"instruction set {name!r} is not available here; there is {available}")
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ def _measure(model: str, heap: str) -> Iterator[Measurement]:
     eps, width = contract.eps, contract.width
     generator = torch.Generator().manual_seed(0)
     gain = (0.25 + 1.75 * torch.rand(width, generator=generator)).bfloat16()
-    functions: dict[str, Callable[..., torch.Tensor]] = {
+    functions: dict[str, Callable[..., Any]] = {
         "latentkv": lambda x, g: rms_norm(x, g, contract),
         "copy": lambda x, g: torch.clone(x, memory_format=torch.contiguous_format),
     }
@@ -120,7 +120,7 @@ def _measure(model: str, heap: str) -> Iterator[Measurement]:
 
 
 def _step(
-    function: Callable[..., torch.Tensor], x: torch.Tensor, gain: torch.Tensor, dy: torch.Tensor
+    function: Callable[..., Any], x: torch.Tensor, gain: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     import torch
 

@@ -13,10 +13,6 @@ from .conformance.survey import Result, Survey
 from .terminal import Screen
 
 _STYLES = {"identical": "bold green", "follows": "green", "deviates": "bold red"}
-# What the table needs with everything in it, and with the eps and the small shares left out. Below
-# that, each implementation becomes a paragraph.
-_FULL_FROM = 100
-_TABLE_FROM = 78
 
 _LEGEND = (
     "identical: no bit of a million bf16 outputs differs. follows: at most 0.01% do, by an ulp or "
@@ -28,12 +24,20 @@ def print_survey(survey: Survey, titles: Mapping[str, str]) -> None:
     """All results: a table over the models, or with one model everything that was measured."""
     screen, results = Screen(), survey.results
     width = screen.console.width
+    # With everything in it, or without the eps and the small shares; where neither fits, each
+    # implementation becomes a paragraph.
+    tables = (_table(screen, results, titles, full) for full in (True, False))
+    unlimited = screen.console.options.update(max_width=10_000)
+    fitting = [
+        table
+        for table in tables
+        if screen.console.measure(table, options=unlimited).maximum <= width
+    ]
     parts: list[RenderableType]
-    if len(titles) > 1 and width >= _TABLE_FROM:
-        table = _table(screen, results, titles, width >= _FULL_FROM)
-        parts = [table, "", *_reasons(screen, results, titles)]
+    if len(titles) > 1 and fitting:
+        parts = [fitting[0], "", *_reasons(screen, results, titles)]
     else:
-        parts = _details(screen, results, titles)
+        parts = [*_details(screen, results, titles), "", screen.text(_LEGEND, "dim")]
     if survey.skipped:
         lines = [f"skipped: {entry.name}: {entry.reason}" for entry in survey.skipped]
         parts += ["", *(screen.text(line, "dim") for line in lines)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -48,7 +49,8 @@ def _version(wanted: bool) -> None:
         return
     import torch
 
-    from . import _library
+    with _environment():
+        from . import _library
 
     print(f"latentkv {__version__}")
     print(f"torch {torch.__version__}")
@@ -180,8 +182,9 @@ def check(
     except models.UnknownModelError as error:
         fail(str(error))
     with _progress() as say:
-        from .conformance.implementation import ImplementationError
-        from .conformance.survey import accepted, survey_found, survey_given
+        with _environment():
+            from .conformance.implementation import ImplementationError
+            from .conformance.survey import accepted, survey_found, survey_given
 
         contracts = {name: models.get(name).norms.kv_latent for name in names}
         try:
@@ -234,6 +237,15 @@ def bench(
 
 
 @contextmanager
+def _environment() -> Iterator[None]:
+    """Misuse of LATENTKV_BACKEND and its like, which importing the operators finds."""
+    try:
+        yield
+    except (ImportError, RuntimeError, ValueError) as error:
+        fail(str(error))
+
+
+@contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """What is going on, on a terminal's standard error; elsewhere, nothing."""
     if not sys.stderr.isatty():
@@ -247,8 +259,15 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def main() -> None:
     """The entry point of the ``latentkv`` script and of ``python -m latentkv``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     try:
         app(prog_name="latentkv")
+    except Exception:
+        # A fault of ours: none of the exit codes that mean something.
+        traceback.print_exc()
+        raise SystemExit(70) from None
     finally:
         _flush()
 

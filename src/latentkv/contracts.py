@@ -7,6 +7,7 @@ the definition makes of it, pages print it. docs/numerics.md spells out the arit
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from dataclasses import dataclass
 from numbers import Real
@@ -42,13 +43,21 @@ class NormContract:
     order: Order
 
     def __post_init__(self) -> None:
-        if isinstance(self.width, bool) or not isinstance(self.width, int):
-            raise TypeError(f"width must be an int, got {self.width!r}")
+        object.__setattr__(self, "width", _as_int(self.width))
         if not 1 <= self.width <= MAX_WIDTH:
             raise ValueError(f"width must be between 1 and 2^24 = {MAX_WIDTH}, got {self.width}")
         check_eps(self.eps)
         object.__setattr__(self, "eps", float(self.eps))
         check_order(self.order)
+
+
+def _as_int(width: Any) -> int:
+    try:
+        if isinstance(width, bool):
+            raise TypeError
+        return operator.index(width)
+    except TypeError:
+        raise TypeError(f"width must be an int, got {width!r}") from None
 
 
 def check_eps(eps: Any) -> None:

@@ -42,15 +42,18 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract)
         y: torch.Tensor
-        if is_grad_enabled() and (x.requires_grad or gain.requires_grad):
+        if is_grad_enabled() and (x.requires_grad or gain.requires_grad or _in_transform()):
             y, _ = _RMSNorm.apply(x, gain, contract.eps, contract.order)  # type: ignore[no-untyped-call]
             return y
         if forward_ad._current_level >= 0:
             _refuse_tangents(x, gain)
         y = _rms_norm(x, gain, contract.eps, contract.order)
         return y
-    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
-        _explain(error, x, gain, contract)
+    except NotImplementedError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        _explain(x, gain, contract)
+        raise
 
 
 def add_rms_norm(
@@ -68,7 +71,9 @@ def add_rms_norm(
     try:
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract, residual)
-        if is_grad_enabled() and (x.requires_grad or residual.requires_grad or gain.requires_grad):
+        if is_grad_enabled() and (
+            x.requires_grad or residual.requires_grad or gain.requires_grad or _in_transform()
+        ):
             y, total, _ = _AddRMSNorm.apply(  # type: ignore[no-untyped-call]
                 x, residual, gain, contract.eps, contract.order
             )
@@ -77,12 +82,15 @@ def add_rms_norm(
             _refuse_tangents(x, residual, gain)
         y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
         return y, total
-    except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+    except NotImplementedError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError):
         if residual is None:
             raise TypeError(
                 "residual must be a tensor, got NoneType; without one, call rms_norm"
             ) from None
-        _explain(error, x, gain, contract, residual)
+        _explain(x, gain, contract, residual)
+        raise
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -187,6 +195,14 @@ def _refuse_second() -> NoReturn:
     )
 
 
+def _in_transform() -> bool:
+    """Whether torch.func wraps the tensors: what needs a gradient outside doesn't show on them."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
 def _refuse_tangents(*tensors: torch.Tensor) -> None:
     """Refuse what carries a derivative in forward mode: it would silently be lost."""
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
@@ -196,13 +212,14 @@ def _refuse_tangents(*tensors: torch.Tensor) -> None:
 
 
 def _explain(
-    error: Exception,
     x: torch.Tensor,
     gain: torch.Tensor,
     contract: NormContract,
     residual: torch.Tensor | None = None,
-) -> NoReturn:
-    """Say what was wrong with the arguments; where nothing was, pass the error on."""
-    if not isinstance(error, NotImplementedError):
-        _library.check_operands(x, gain, contract, residual)
-    raise error
+) -> None:
+    """Say what was wrong with the arguments, in the words that every backend uses.
+
+    Where nothing was, it returns, and the caller passes on the error that it caught: this function
+    must not hold it, or a cycle would keep the tensors alive.
+    """
+    _library.check_operands(x, gain, contract, residual)

@@ -14,9 +14,10 @@ from rich.text import Text
 from .compare import Comparison, Row, config_place, shape
 from .describe import Card, Config, Page, scientific
 
+_NARROWEST, _WIDEST = 30, 1000  # whatever COLUMNS says
 _PAGE_WIDTH = 100  # longer lines are hard to read
 _TABLE_WIDTH = 160
-_STACK_BELOW = 76  # three columns of words need this much
+_STACK_BELOW = 100  # below, three columns break the names that they show
 
 _DIFFERS, _ALONE = "≠", "◂"
 
@@ -51,6 +52,7 @@ class Screen:
         self.console = Console(highlight=False, emoji=False, markup=False)
         if not self.console.is_terminal and "COLUMNS" not in os.environ:
             self.console.width = _PAGE_WIDTH  # a pipe has no width; rich would take 80
+        self.console.width = min(max(self.console.width, _NARROWEST), _WIDEST)
         self.unicode = self.console.encoding.lower().startswith("utf")
 
     def text(self, content: str, style: str = "") -> Text:
@@ -171,10 +173,11 @@ class Screen:
 
     def _code(self, page: Page, width: int) -> list[RenderableType]:
         code = page.code
+        ranges = ", ".join(code.ranges)
         return [
             self.text("Code  ", "bold") + self.text(f"{code.file} {code.heading}"),
-            self._fields({"the model's": f"{code.file} {', '.join(code.ranges)}"}),
-            self._fields({"here": f"{code.definition.file}, {code.definition.function}"}),
+            *([] if ranges == code.heading else [self._fields({"passages": ranges})]),
+            self._fields({"shown": f"{code.definition.file}, {code.definition.function}"}),
             "",
             Padding(self.text(_wrap_code(code.definition.source, width - 2)), (0, 0, 0, 2)),
             "",

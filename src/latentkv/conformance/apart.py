@@ -12,6 +12,10 @@ from types import TracebackType
 from .identify import Report
 from .implementation import ImplementationError
 
+# As the script `latentkv` starts: without the working directory, whose files may bear the names of
+# modules that torch imports.
+_MAIN = "import sys; del sys.path[0]; from latentkv.cli import main; main()"
+
 
 class Apart:
     """``latentkv check --json`` for some ``--impl``, begun at once and read later.
@@ -22,7 +26,7 @@ class Apart:
     def __init__(self, specs: Sequence[str], models: Sequence[str]) -> None:
         model = models if len(models) == 1 else ()  # one or all, as on the command line
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "latentkv", "check", *model, "--json"]
+            [sys.executable, "-W", "ignore", "-c", _MAIN, "check", *model, "--json"]
             + [f"--impl={spec}" for spec in specs],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -48,8 +52,10 @@ class Apart:
     def reports(self) -> Iterator[tuple[str, Report]]:
         """Wait for the reports, by model. Raises ImplementationError with what it said instead."""
         output, errors = self._process.communicate()
-        if self._process.returncode not in (0, 1):  # 1: it deviates
+        try:
+            results = json.loads(output)
+        except ValueError:
             said = errors.strip().splitlines() or [f"exit code {self._process.returncode}"]
-            raise ImplementationError(said[-1].removeprefix("latentkv: "))
-        for fields in json.loads(output):
+            raise ImplementationError(said[-1].removeprefix("latentkv: ")) from None
+        for fields in results:
             yield fields.pop("model"), Report(**fields)

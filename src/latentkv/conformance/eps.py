@@ -48,19 +48,20 @@ def measure_eps(
 
 
 def _from_outputs(c16: torch.Tensor, outputs: torch.Tensor, passed: float) -> Eps:
-    spacing = torch.finfo(outputs.dtype).eps
     y, c = outputs.double(), c16.double()
     scale = float(y[-1])
     if scale not in _SCALES or not bool((y.isfinite() & (y > 0)).all()):
         return Eps(None, "unknown", scale)
     y = y / scale
-    ulp = spacing * 2.0 ** y.log2().floor()
-    # What rounds to y: to nearest, down, and through a second rounding on the way.
-    for below, above in ((0.5, 0.5), (0, 1), (1.6, 1.6)):
-        low, high = y - below * ulp, y + above * ulp
-        measured = _intersect(c, low * (1 - _SLACK), high * (1 + _SLACK), passed)
-        if measured is not None:
-            return Eps(*measured, scale)
+    # A wide output may hold values that were rounded to the input's dtype on the way.
+    for dtype in dict.fromkeys((outputs.dtype, c16.dtype)):
+        ulp = torch.finfo(dtype).eps * 2.0 ** y.log2().floor()
+        # What rounds to y: to nearest, down, and through a second rounding on the way.
+        for below, above in ((0.5, 0.5), (0, 1), (1.6, 1.6)):
+            low, high = y - below * ulp, y + above * ulp
+            measured = _intersect(c, low * (1 - _SLACK), high * (1 + _SLACK), passed)
+            if measured is not None:
+                return Eps(*measured, scale)
     return Eps(None, "unknown", scale)
 
 

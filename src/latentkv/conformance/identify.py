@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..bits import differing, ulp_distance
+from ..bits import differing, same_bits, ulp_distance
 from ..contracts import NormContract, Order
-from ..definition import rms_norm
+from ..definition import add_rms_norm, rms_norm
 from . import probes
 from .implementation import Implementation
 from .observe import Observation, observe
@@ -65,6 +65,8 @@ def identify(implementation: Any, contract: NormContract, name: str | None = Non
 
     Raises ImplementationError where it can't be run, mutates its input, returns another shape.
     """
+    if not isinstance(contract, NormContract):
+        raise TypeError(f"contract must be a NormContract, got {type(contract).__name__}")
     if not isinstance(implementation, Implementation):
         label = getattr(implementation, "__name__", type(implementation).__name__)
         implementation = Implementation(name or str(label), implementation)
@@ -78,19 +80,27 @@ def identify(implementation: Any, contract: NormContract, name: str | None = Non
 def judge(name: str, seen: Observation, contract: NormContract) -> Report:
     """Grade what was observed of a norm of the contract's width."""
     expected = _expected(contract)
-    y = seen.y.to(expected.dtype)
-    differs = float(differing(y, expected).double().mean())
-    ulp = int(ulp_distance(y, expected).max())
+    plain = _distance(seen.y, expected, contract)
     faults = _faults(seen, contract, expected.dtype)
-    close = differs <= FOLLOWS_SHARE and ulp <= FOLLOWS_ULP[contract.order]
-    if not faults and not close:
-        faults = [f"{differs:.2%} of outputs differ, by up to {ulp} ulp"]
+    if not faults and not plain.close:
+        faults = [f"{plain.differs:.2%} of outputs differ, by up to {plain.ulp} ulp"]
+    exact = plain.differs == 0
+    if seen.residual.y is not None and seen.residual.total is not None:
+        y, total = _expected_residual(contract)
+        form = _distance(seen.residual.y, y, contract)
+        exact = exact and form.differs == 0
+        if not faults and (not form.close or seen.residual.y.dtype != y.dtype):
+            faults = [
+                f"with a residual, {form.differs:.2%} of outputs differ, by up to {form.ulp} ulp"
+            ]
+        if not same_bits(seen.residual.total, total):
+            faults.append("its residual sum is not x + residual, rounded once")
     if faults:
         grade, reason = "deviates", "; ".join(faults)
-    elif differs:
-        grade, reason = "follows", "another order of summation"
-    else:
+    elif exact:
         grade, reason = "identical", "every bit equal"
+    else:
+        grade, reason = "follows", "as another order of summation would"
     return Report(
         implementation=name,
         follows=not faults,
@@ -98,15 +108,30 @@ def judge(name: str, seen: Observation, contract: NormContract) -> Report:
         order=seen.order,
         eps=seen.eps.value,
         eps_placement=seen.eps.placement,
-        residual=seen.residual,
+        residual=seen.residual.summed,
         out_dtype=_name(seen.y.dtype),
         special=", ".join(seen.special) or "as defined",
-        differs=differs,
-        ulp=ulp,
+        differs=plain.differs,
+        ulp=plain.ulp,
         batch_invariant=seen.batch_invariant,
         strided=seen.strided,
         reason=reason,
     )
+
+
+@dataclass(frozen=True)
+class _Distance:
+    differs: float
+    ulp: int
+    close: bool
+
+
+def _distance(y: torch.Tensor, expected: torch.Tensor, contract: NormContract) -> _Distance:
+    y = y.to(expected.dtype)
+    differs = float(differing(y, expected).double().mean())
+    ulp = int(ulp_distance(y, expected).max())
+    close = differs <= FOLLOWS_SHARE and ulp <= FOLLOWS_ULP[contract.order]
+    return _Distance(differs, ulp, close)
 
 
 @cache
@@ -115,22 +140,32 @@ def _expected(contract: NormContract) -> torch.Tensor:
     return rms_norm(x, gain, contract)
 
 
+@cache
+def _expected_residual(contract: NormContract) -> tuple[torch.Tensor, torch.Tensor]:
+    _, gain = probes.sample(contract.width, "cpu")
+    return add_rms_norm(*probes.residual_sample(contract.width, "cpu"), gain, contract)
+
+
 def _faults(seen: Observation, contract: NormContract, dtype: torch.dtype) -> list[str]:
     faults = _of_eps(seen, contract.eps) + _of_rounding(seen, contract.order)
     if seen.y.dtype != dtype:
         faults.append(f"returns {_name(seen.y.dtype)}, not {_name(dtype)}")
-    if seen.residual == "rounded":
-        faults.append("normalises the rounded residual sum")
-    elif seen.residual == "unknown":
-        faults.append("no known residual form explains its outputs")
-    if not seen.sum_right:
-        faults.append("its residual sum is not x + residual, rounded once")
     if not seen.batch_invariant:
         faults.append("a row's bits depend on the other rows")
+    elif not seen.repeatable:
+        faults.append("gives other bits when it is called again")
     if seen.strided not in ("same", "refused"):
         faults.append(seen.strided)
     if seen.special:
         faults.append(f"not as defined: {', '.join(seen.special)}")
+    if seen.residual.summed == "rounded":
+        faults.append("normalises the rounded residual sum")
+    elif seen.residual.summed == "raises":
+        faults.append("raises when it is given a residual")
+    elif not seen.residual.steady:
+        faults.append("its residual form depends on the other rows or on strides")
+    elif seen.residual.summed == "unknown" and not faults:
+        faults.append("no known residual form explains its outputs")
     return faults
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Implementation:
         if not isinstance(result, torch.Tensor):
             raise ImplementationError(f"{self.name} returned {_kind(result)}, not a tensor")
         self._check_shape("y", result, x)
-        return result
+        return result.detach().clone()  # it may be a buffer that the next call overwrites
 
     def with_residual(
         self, x: torch.Tensor, residual: torch.Tensor, gain: torch.Tensor, eps: float
@@ -79,7 +80,7 @@ class Implementation:
         y, total = result
         self._check_shape("y", y, x)
         self._check_shape("sum", total, x)
-        return y, total
+        return y.detach().clone(), total.detach().clone()
 
     def _run(
         self, x: torch.Tensor, gain: torch.Tensor, eps: float, more: dict[str, torch.Tensor]
@@ -87,9 +88,11 @@ class Implementation:
         inputs = {"x": x, "gain": gain, **more}
         before = {name: value.clone() for name, value in inputs.items()}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), redirect_stdout(sys.stderr):  # stdout may be JSON
                 result = self._call(x, gain, eps, **more)
-        except Exception as error:
+        except ImplementationError:
+            raise
+        except (Exception, SystemExit) as error:
             first_line = (str(error).strip().splitlines() or [""])[0]
             failure = ImplementationError(
                 f"{self.name} raised {type(error).__name__}: {first_line} (on {_describe(x)}, "
@@ -97,12 +100,15 @@ class Implementation:
             )
             failure.raised = True
             raise failure from error
-        for name, value in inputs.items():
-            if not same_bits(value, before[name]):
-                raise ImplementationError(
-                    f"{self.name} mutates its input {name}; test it through a function that "
-                    "passes it a clone"
-                )
+        finally:
+            changed = [name for name, value in inputs.items() if not same_bits(value, before[name])]
+            for name in changed:  # others are tested with the same tensors
+                inputs[name].copy_(before[name])
+        if changed:
+            raise ImplementationError(
+                f"{self.name} mutates its input {changed[0]}; test it through a function that "
+                "passes it a clone"
+            )
         return result
 
     def _check_shape(self, what: str, value: torch.Tensor, x: torch.Tensor) -> None:
@@ -122,13 +128,14 @@ def load(spec: str) -> Implementation:
     if not place or not name:
         raise ImplementationError(f"{spec!r} is not of the form MODULE:NAME or FILE.py:NAME")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        sys.path.append(str(Path.cwd()))  # last: a random.py there must not be the library's
+    with redirect_stdout(sys.stderr):
+        module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     value: Any = module
     for part in name.split("."):
         try:
             value = getattr(value, part)
-        except AttributeError:
+        except (Exception, SystemExit):
             raise ImplementationError(f"{place} has no {name}") from None
     return Implementation(spec, value)
 
@@ -136,7 +143,7 @@ def load(spec: str) -> Implementation:
 def _import_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImplementationError(
             f"can't import {name}: {type(error).__name__}: {error}"
         ) from error
@@ -145,13 +152,16 @@ def _import_module(name: str) -> Any:
 def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise ImplementationError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # Dataclasses and torch.compile look a module up by its name, which must not be that of another:
+    # a file may be called triton.py.
+    name = f"_latentkv_impl_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses and torch.compile look there
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImplementationError(
             f"can't import {path}: {type(error).__name__}: {error}"
         ) from error
@@ -172,9 +182,9 @@ def _class_form(name: str, cls: type[torch.nn.Module]) -> Callable[..., Any]:
 
 
 def _module_form(name: str, module: torch.nn.Module) -> Callable[..., Any]:
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, torch.Tensor):
-        raise ImplementationError(f"{name}: the module has no weight")
+    weight = {**dict(module.named_buffers()), **dict(module.named_parameters())}.get("weight")
+    if weight is None:
+        raise ImplementationError(f"{name}: the module has no parameter or buffer named weight")
     module = copy.deepcopy(module).eval()
 
     def call(x: torch.Tensor, gain: torch.Tensor, eps: float, **more: torch.Tensor) -> Any:
@@ -215,7 +225,7 @@ def _takes_residual(function: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return "None" if value is None else f"{type(value).__name__}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def _describe(value: torch.Tensor) -> str:

@@ -20,6 +20,17 @@ _EXPLAINED = 0.02
 
 
 @dataclass(frozen=True)
+class Residual:
+    """The form with a residual: x + residual, normalised before ("unrounded") or after ("rounded")
+    it is rounded for storage."""
+
+    summed: str  # or "unknown": neither explains y; "none": there is no such form; "raises"
+    y: torch.Tensor | None = None
+    total: torch.Tensor | None = None
+    steady: bool = True  # the same bits for fewer rows and for strided ones
+
+
+@dataclass(frozen=True)
 class Observation:
     """Everything is measured; None and "unknown" mean that no known variant gives the outputs."""
 
@@ -29,9 +40,9 @@ class Observation:
     nearest: float  # share of outputs in which the best variant differs
     store: str  # "nearest" or "truncated"
     rstd: str  # "fp32" or "rounded"
-    residual: str  # "unrounded", "rounded", "unknown", or "none": no such form
-    sum_right: bool
+    residual: Residual
     batch_invariant: bool
+    repeatable: bool  # the first call's bits come again
     strided: str  # "same", "refused" or what is wrong
     special: tuple[str, ...]  # the cases that come out otherwise than defined
 
@@ -42,6 +53,11 @@ def observe(implementation: Implementation, width: int, eps: float) -> Observati
     Strided rows come first: code compiled for any stride also serves packed rows, while the other
     way round it is compiled again (1.4 s each under torch.compile).
     """
+    with torch.device("cpu"):  # whatever the default is here, or becomes on import
+        return _observe(implementation, width, eps)
+
+
+def _observe(implementation: Implementation, width: int, eps: float) -> Observation:
     strided = _strided(implementation, width, eps)
     x, gain = probes.sample(width, implementation.device)
     y = implementation(x, gain, eps).cpu()
@@ -52,10 +68,7 @@ def observe(implementation: Implementation, width: int, eps: float) -> Observati
         outputs = y[:_IDENTIFYING_ROWS]
     else:  # a row's own arithmetic shows where the others are not there
         outputs = torch.cat([implementation(row.unsqueeze(0), gain, eps) for row in few]).cpu()
-    few, gain = few.cpu(), gain.cpu()
-    order, store, rstd, nearest = _explain(few, gain, outputs, measured)
-    used = measured.value if measured.value is not None else eps
-    residual, sum_right = _residual(implementation, gain, eps, used, order, measured.placement)
+    order, store, rstd, nearest = _explain(few.cpu(), gain.cpu(), outputs, measured)
     return Observation(
         y=y,
         eps=measured,
@@ -63,11 +76,11 @@ def observe(implementation: Implementation, width: int, eps: float) -> Observati
         nearest=nearest,
         store=store,
         rstd=rstd,
-        residual=residual,
-        sum_right=sum_right,
+        residual=_residual(implementation, gain, eps, measured, order),
         batch_invariant=batch_invariant,
-        strided=strided,
         special=_special(implementation, width, eps, measured, order),
+        strided=strided,
+        repeatable=same_bits(implementation(x, gain, eps).cpu(), y),
     )
 
 
@@ -97,68 +110,113 @@ def _explain(
 
 
 def _residual(
-    implementation: Implementation,
-    gain: torch.Tensor,
-    passed: float,
-    used: float,
-    order: str | None,
-    placement: str,
-) -> tuple[str, bool]:
+    implementation: Implementation, gain: torch.Tensor, passed: float, eps: Eps, order: str | None
+) -> Residual:
     if not implementation.has_residual:
-        return "none", True
-    device = implementation.device
-    x, residual = probes.residual_sample(len(gain), device)
-    y, total = implementation.with_residual(x, residual, gain.to(device), passed)
+        return Residual("none")
+    x, residual = probes.residual_sample(len(gain), implementation.device)
+    try:
+        y, total = implementation.with_residual(x, residual, gain, passed)
+        steady = _is_steady(implementation, x, residual, gain, passed, y, total)
+    except ImplementationError as error:
+        if not error.raised:
+            raise
+        return Residual("raises")
     x, residual, y, total = x.cpu(), residual.cpu(), y.cpu(), total.cpu()
-    right = same_bits(total, (x.float() + residual.float()).to(x.dtype))
-    placement = "inside" if placement in ("none", "unknown") else placement
+    placement = "inside" if eps.placement in ("none", "unknown") else eps.placement
     shares: dict[str, float] = {}
     for summed in ("unrounded", "rounded"):
         for candidate in ORDERS if order is None else (order,):
             expected = variant(
-                x, gain, used, candidate, placement=placement, residual=residual, summed=summed
+                x,
+                _applied(gain.cpu(), eps),
+                passed if eps.value is None else eps.value,
+                candidate,
+                placement=placement,
+                residual=residual,
+                summed=summed,
             )
             share = float(differing(y.to(x.dtype), expected).double().mean())
             shares[summed] = min(share, shares.get(summed, 1.0))
     best = min(shares, key=lambda summed: shares[summed])
-    return (best if shares[best] <= _EXPLAINED else "unknown"), right
+    return Residual(best if shares[best] <= _EXPLAINED else "unknown", y, total, steady)
+
+
+def _is_steady(
+    implementation: Implementation,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    gain: torch.Tensor,
+    eps: float,
+    y: torch.Tensor,
+    total: torch.Tensor,
+) -> bool:
+    wide = torch.cat([x, residual, x], dim=-1)  # both as slices of rows three times as wide
+    width = x.shape[-1]
+    calls = [
+        (x[:1], residual[:1], y[:1], total[:1]),
+        (x[:257], residual[:257], y[:257], total[:257]),
+        (wide[:, :width], wide[:, width : 2 * width], y, total),
+    ]
+    for part, more, wanted, summed in calls:
+        got, its = implementation.with_residual(part, more, gain, eps)
+        if not same_bits(got, wanted) or not same_bits(its, summed):
+            return False
+    return True
 
 
 def _is_batch_invariant(implementation: Implementation, y: torch.Tensor, eps: float) -> bool:
-    """Whether a row keeps its bits alone, in other batches and positions, and beside NaNs.
-
-    255, 256 and 257 rows: a kernel that changed its launch there changed the bits.
-    """
+    """Whether a row keeps its bits alone, in other batches and positions, and beside NaNs."""
     x, gain = probes.sample(y.shape[-1], implementation.device)
     beside_nan = torch.full_like(x[:257], float("nan"))
-    for row in (0, 128, 256):
+    for row in (0, 1, 128, 256):
         alone = implementation(x[row : row + 1], gain, eps)[0].cpu()
         beside_nan[row] = x[row]
         if not same_bits(alone, y[row]):
             return False
-    for rows in (255, 256, 257):
-        if not same_bits(implementation(x[:rows], gain, eps).cpu(), y[:rows]):
+    for rows in probes.BATCHES:
+        times = -(-rows // len(x))
+        batch = x.repeat(times, 1)[:rows] if times > 1 else x[:rows]
+        result = implementation(batch, gain, eps).cpu()
+        if not same_bits(result, y.repeat(times, 1)[:rows]):
             return False
     moved = implementation(x[:257].flip(0), gain, eps).cpu().flip(0)
     isolated = implementation(beside_nan, gain, eps).cpu()
     return same_bits(moved, y[:257]) and all(
-        same_bits(isolated[row], y[row]) for row in (0, 128, 256)
+        same_bits(isolated[row], y[row]) for row in (0, 1, 128, 256)
     )
 
 
 def _strided(implementation: Implementation, width: int, eps: float) -> str:
+    """Other ranks and strides, against the packed rows: "same", "refused", or what is wrong."""
     x, gain = probes.sample(width, implementation.device)
+    x = x[:64]
     results: dict[str, torch.Tensor] = {}
-    for name, view in probes.strided_views(x[:64]).items():
+    for name, (view, memory) in probes.views(x).items():
+        before = memory.clone()
         try:
-            results[name] = implementation(view, gain, eps).cpu().flatten(0, -2)
+            results[name] = implementation(view, gain, eps).flatten(0, -2).cpu()
         except ImplementationError as error:
             if not error.raised:
                 raise
-            implementation(x[:64], gain, eps)  # does it take packed rows?
+            implementation(x, gain, eps)  # does it take packed rows?
             return "refused"
-    packed = implementation(x[:64], gain, eps).cpu()
-    wrong = [name for name, result in results.items() if not same_bits(result, packed)]
+        if not same_bits(memory, before):
+            raise ImplementationError(f"{implementation.name} writes beside its input x")
+    packed = implementation(x, gain, eps).cpu()
+    try:
+        results["a single row without leading dimensions"] = implementation(x[0], gain, eps).cpu()
+        results["no rows"] = implementation(x[:0], gain, eps).cpu()
+    except ImplementationError as error:
+        if not error.raised:
+            raise
+        return "refused"
+    expected = {"a single row without leading dimensions": packed[0], "no rows": packed[:0]}
+    wrong = [
+        name
+        for name, result in results.items()
+        if not same_bits(result, expected.get(name, packed))
+    ]
     return f"wrong on {' and '.join(wrong)}" if wrong else "same"
 
 

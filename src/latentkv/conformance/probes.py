@@ -7,26 +7,42 @@ from functools import cache
 import torch
 
 # Rows per root mean square. At 1 the rounding order shows; at 0.1 and 0.01 the eps does (1e-5 for
-# 1e-6 changes 7% and all of the outputs there); 30 is beyond what a latent has.
-_ROWS = {1.0: 1280, 0.1: 384, 0.01: 256, 30.0: 128}
+# 1e-6 changes 7% and all of the outputs there); the rest is beyond what a latent has.
+_ROWS = {1.0: 1152, 0.1: 384, 0.01: 256, 1e-4: 64, 30.0: 64, 1e4: 64, 1e8: 64}
+# Batches that kernels treat as special: powers of two and their neighbours, and more than a sample.
+BATCHES = (2, 3, 4, 8, 16, 32, 64, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1024, 4097)
 
 
 @cache
 def sample(width: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of several magnitudes [2048, width], shuffled, and a gain without powers of two."""
+    """Rows of several magnitudes [2048, width], shuffled, and a gain that hides nothing."""
     generator = torch.Generator().manual_seed(20260101)
     rows = [rms * torch.randn(n, width, generator=generator) for rms, n in _ROWS.items()]
     x = torch.cat(rows)[torch.randperm(sum(_ROWS.values()), generator=generator)]
+    return x.bfloat16().to(device), _gain(width, generator).to(device)
+
+
+def _gain(width: int, generator: torch.Generator) -> torch.Tensor:
+    """Mostly 0.25 to 2 without powers of two, which hide the order; some negative, some far off."""
     gain = 0.25 + 1.75 * torch.rand(width, generator=generator)
-    return x.bfloat16().to(device), _off_powers(gain.bfloat16()).to(device)
+    gain = torch.where(torch.rand(width, generator=generator) < 0.25, -gain, gain).bfloat16()
+    bits = gain.view(torch.int16)
+    gain = torch.where(bits & 0x7F == 0, bits + 1, bits).view(torch.bfloat16)
+    if width >= 64:
+        gain[[7, 15, 23, 31]] = torch.tensor([0.0, -0.0, 90.5, 0.0013]).bfloat16()
+    return gain
 
 
 @cache
 def residual_sample(width: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and a residual 30 times as large [256, width]: rounding their sum shows in y."""
+    """x and a residual [512, width]: thirty times as large, where rounding the sum shows in y; and
+    both so small that the eps does."""
     generator = torch.Generator().manual_seed(20260102)
-    x = torch.randn(256, width, generator=generator)
-    residual = 30 * torch.randn(256, width, generator=generator)
+    scale = torch.ones(512, 1)
+    scale[1::2] = 1e-3
+    x = scale * torch.randn(512, width, generator=generator)
+    residual = scale * 30 * torch.randn(512, width, generator=generator)
+    residual[3::4] /= 30
     return x.bfloat16().to(device), residual.bfloat16().to(device)
 
 
@@ -45,29 +61,33 @@ def special_rows(width: int, device: str) -> dict[str, torch.Tensor]:
     return {name: row.bfloat16().unsqueeze(0).to(device) for name, row in rows.items()}
 
 
-def strided_views(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The rows of x [even, width] as slices of wider ones, by name."""
+def views(x: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The rows of x [64, width] in other shapes and strides.
+
+    By name: the view, and the whole memory that it lies in.
+    """
     rows, width = x.shape
     ahead, behind = 3 * width, width // 8
-    buffer = torch.full((rows, ahead + width + behind), 7.0, dtype=x.dtype, device=x.device)
-    middle = buffer[:, ahead : ahead + width]
-    middle.copy_(x)
-    wide = torch.full((3, rows // 2, width + behind), 7.0, dtype=x.dtype, device=x.device)
-    first = wide[1:, :, :width]
-    first.copy_(x.view(2, rows // 2, width))
-    return {
-        f"a slice of rows {buffer.shape[1]} wide": middle,
-        f"a 3-D slice of rows {wide.shape[2]} wide": first,
+
+    def filled(*shape: int) -> torch.Tensor:
+        return torch.full(shape, 7.0, dtype=x.dtype, device=x.device)
+
+    middle = filled(rows, ahead + width + behind)
+    deep = filled(3, rows // 2, width + behind)
+    heads = filled(2, 4, rows // 8, width + behind)
+    swapped = filled(rows // 2, 2, width)
+    found = {
+        f"a slice of rows {middle.shape[-1]} wide": (middle[:, ahead : ahead + width], middle),
+        f"a 3-D slice of rows {deep.shape[-1]} wide": (deep[1:, :, :width], deep),
+        f"a 4-D slice of rows {heads.shape[-1]} wide": (heads[..., :width], heads),
+        "permuted leading dimensions": (swapped.transpose(0, 1), swapped),
     }
+    for view, _ in found.values():
+        view.copy_(x.view(view.shape))
+    return found
 
 
 def _with(row: torch.Tensor, value: float) -> torch.Tensor:
     row = row.clone()
     row[:: max(2, len(row) // 8)] = value  # the first feature and some others
     return row
-
-
-def _off_powers(gain: torch.Tensor) -> torch.Tensor:
-    """Move bf16 powers of two, which hide the order, to the next value."""
-    bits = gain.view(torch.int16)
-    return torch.where(bits & 0x7F == 0, bits + 1, bits).view(torch.bfloat16)

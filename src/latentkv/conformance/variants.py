@@ -1,7 +1,7 @@
 """The norm with one step done another way: what deviating outputs are held against.
 
-Each keyword's first value is the contract's. The deviations are those that have been met in
-public: docs/numerics.md says where.
+Each keyword's default is the contract's way. The deviations are those that have been met in
+public, in norms of serving engines and training libraries.
 """
 
 from __future__ import annotations

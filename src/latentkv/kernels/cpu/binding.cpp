@@ -89,26 +89,26 @@ Outputs normalise(const Tensor& x, const Tensor* residual, const Tensor& gain, d
   return outputs;
 }
 
-Tensor rms_norm(const Tensor& x, const Tensor& gain, double eps, std::string order) {
-  return normalise(x, nullptr, gain, eps, order, false).y;
+Tensor rms_norm(const Tensor& x, const Tensor& gain, double eps, StringHandle order) {
+  return normalise(x, nullptr, gain, eps, take(order), false).y;
 }
 
 std::tuple<Tensor, Tensor> rms_norm_fwd(const Tensor& x, const Tensor& gain, double eps,
-                                        std::string order) {
-  Outputs outputs = normalise(x, nullptr, gain, eps, order, true);
+                                        StringHandle order) {
+  Outputs outputs = normalise(x, nullptr, gain, eps, take(order), true);
   return {outputs.y, *outputs.rstd};
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
-                                        const Tensor& gain, double eps, std::string order) {
-  Outputs outputs = normalise(x, &residual, gain, eps, order, false);
+                                        const Tensor& gain, double eps, StringHandle order) {
+  Outputs outputs = normalise(x, &residual, gain, eps, take(order), false);
   return {outputs.y, *outputs.sum};
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& x, const Tensor& residual,
                                                     const Tensor& gain, double eps,
-                                                    std::string order) {
-  Outputs outputs = normalise(x, &residual, gain, eps, order, true);
+                                                    StringHandle order) {
+  Outputs outputs = normalise(x, &residual, gain, eps, take(order), true);
   return {outputs.y, *outputs.sum, *outputs.rstd};
 }
 

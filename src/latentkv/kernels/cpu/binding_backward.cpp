@@ -159,15 +159,15 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor* dsum, const 
 }
 
 std::tuple<Tensor, Tensor> rms_norm_bwd(const Tensor& dy, const Tensor& x, const Tensor& gain,
-                                        const Tensor& rstd, std::string order) {
-  return backward(dy, nullptr, x, nullptr, gain, rstd, order);
+                                        const Tensor& rstd, StringHandle order) {
+  return backward(dy, nullptr, x, nullptr, gain, rstd, take(order));
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm_bwd(const Tensor& dy, std::optional<Tensor> dsum,
                                             const Tensor& x, const Tensor& residual,
                                             const Tensor& gain, const Tensor& rstd,
-                                            std::string order) {
-  return backward(dy, dsum ? &*dsum : nullptr, x, &residual, gain, rstd, order);
+                                            StringHandle order) {
+  return backward(dy, dsum ? &*dsum : nullptr, x, &residual, gain, rstd, take(order));
 }
 
 }  // namespace

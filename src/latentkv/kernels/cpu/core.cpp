@@ -9,7 +9,7 @@
 #include "formats.h"
 #include "ieee_mode.h"
 
-// One source, three compilations: the compiler applies a target to the functions between begin and
+// One source, a compilation for each instruction set: the compiler applies a target to the functions between begin and
 // end. target_clones would do as much, but no test could force its choice.
 #if defined(__x86_64__) && defined(__clang__)
 #define LATENTKV_X86 1
@@ -96,12 +96,12 @@ bool has_f16c() {  // clang's __builtin_cpu_supports doesn't know the name
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
-#endif
 
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+#endif
 
 struct InstructionSet {
   const char* name;

@@ -1,4 +1,4 @@
-// The three storage formats as types, and scalar conversions for processors without an own one.
+// The three storage formats as types, and scalar conversions for processors that have none.
 #pragma once
 
 #include <cstdint>

@@ -80,6 +80,17 @@ inline char* at(void* base, int64_t elements, size_t bytes) {
   return static_cast<char*>(base) + elements * static_cast<int64_t>(bytes);
 }
 
+// A string argument, freed: torch 2.13's own conversion to std::string leaks 64 bytes a call.
+inline std::string take(StringHandle handle) {
+  const char* text = nullptr;
+  size_t length = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &text));
+  std::string copy(text, length);
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+  return copy;
+}
+
 // Rows of x [..., width] with a gain [width], checked.
 struct Shape {
   const int64_t* sizes;
