@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
+
 from ..contracts import NormContract
 from .apart import Apart
 from .identify import Report, judge
@@ -43,6 +45,9 @@ def survey_found(contracts: Mapping[str, NormContract], say: Callable[[str], Non
         warnings.simplefilter("ignore")  # other people's deprecations
         names = {one.apart: one.name for one in under_compile() if isinstance(one, Known)}
         apart = stack.enter_context(Apart(tuple(names), tuple(contracts))) if names else None
+        if apart:  # one thread each: with two on two cores, both wait for each other, 12 s for 9
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
         for entry in found():
             if isinstance(entry, Skipped):
                 survey.skipped.append(entry)
