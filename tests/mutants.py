@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "blocks summed in sequence",
-        ("norm_rows.inc",),
+        ("rows.inc",),
         "for (int64_t n = count_++; n & 1; n >>= 1) sum = level_[level++] + sum;",
         "if (count_) sum = level_[0] + sum; count_ = 1;",
     ),
