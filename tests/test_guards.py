@@ -40,13 +40,14 @@ def norm_rows(instruction_set):
         pointer,
         *[pointer, number] * 2,
         *[number] * 2,
+        ctypes.c_int,
         ctypes.c_double,
     ]
     function.restype = ctypes.c_int
     return function
 
 
-def call(function, x, residual, gain, y, total, order, eps=1e-6):
+def call(function, x, residual, gain, y, total, order, eps=1e-6, stream=False):
     """Tensors as pointers and strides. Returns the C function's status."""
     kinds = {dtype: i for i, dtype in enumerate(DTYPES)}
 
@@ -63,6 +64,7 @@ def call(function, x, residual, gain, y, total, order, eps=1e-6):
         *rows(y),
         *rows(total),
         *x.shape,
+        stream,
         eps,
     )
 
@@ -110,6 +112,25 @@ def test_guards_around_both_outputs(norm_rows, pair, order, width):
     assert call(norm_rows, x, None, gain, y, None, order) == 0
     assert_same(y, definition.rms_norm(x, gain, contract(width, order)))
     check_guards(y_buffer, y, "plain y")
+
+
+@pytest.mark.parametrize("width", [32, 512, 544, 1024])  # rows of whole cache lines in each dtype
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("pair", PAIRS, ids=name_of)
+def test_streamed_outputs_have_the_same_bits(norm_rows, pair, order, width):
+    rows = 11
+    x = random_rows(rows, width + 64, dtype=pair[0], seed=1)[:, 3 : 3 + width]
+    residual = random_rows(rows, width + 32, dtype=pair[0], seed=2)[:, 7 : 7 + width]
+    gain = random_gain(width, pair[1])
+    y_buffer, y = guarded(rows, width, 32, 32, output_dtype(*pair, order))
+    sum_buffer, total = guarded(rows, width, 64, 32, pair[0])
+    assert y.data_ptr() % 64 == total.data_ptr() % 64 == 0
+    assert call(norm_rows, x, residual, gain, y, total, order, stream=True) == 0
+    right_y, right_sum = definition.add_rms_norm(x, residual, gain, contract(width, order))
+    assert_same(y, right_y)
+    assert_same(total, right_sum)
+    check_guards(y_buffer, y, "y")
+    check_guards(sum_buffer, total, "sum")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -163,7 +184,7 @@ def test_no_rows_write_nothing(norm_rows):
 
 def test_unknown_enums_are_refused(norm_rows):
     x, y = torch.ones(1, 4), torch.full((1, 4), GUARD)
-    rest = (x.data_ptr(), 4, None, 0, x.data_ptr(), y.data_ptr(), 4, None, 0, 1, 4, 1e-6)
+    rest = (x.data_ptr(), 4, None, 0, x.data_ptr(), y.data_ptr(), 4, None, 0, 1, 4, False, 1e-6)
     for enums in ((3, 0, 0), (0, 3, 0), (0, 0, 2), (-1, 0, 0), (0, -1, 0), (0, 0, -1)):
         assert norm_rows(*enums, *rest) == -1
     assert y.eq(GUARD).all()

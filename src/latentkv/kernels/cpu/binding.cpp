@@ -14,8 +14,8 @@ struct Job {
   NormKernel kernel;
   NormRows call;  // strides, gain, width, eps; pointers to row 0
   RowWalk<2> walk;
-  size_t in_bytes;
-  size_t out_bytes;
+  int64_t in_bytes;
+  int64_t out_bytes;
 
   void rows(int64_t begin, int64_t end) const {
     const IeeeMode mode;
@@ -67,12 +67,14 @@ Outputs normalise(const Tensor& x, const Tensor* residual, const Tensor& gain, d
   job.call.gain = gain.const_data_ptr();
   job.call.y = outputs.y.mutable_data_ptr();
   job.call.y_stride = shape.width;
+  job.call.stream = streams(job.call.y, shape.rows, shape.width * job.out_bytes);
   if (with_rstd) job.call.rstd = static_cast<float*>(outputs.rstd->mutable_data_ptr());
   if (residual) {
     job.call.residual = residual->const_data_ptr();
     job.call.residual_stride = job.walk.strides()[1];
     job.call.sum = outputs.sum->mutable_data_ptr();
     job.call.sum_stride = shape.width;
+    job.call.stream &= streams(job.call.sum, shape.rows, shape.width * job.in_bytes);
   }
 
   const int64_t grain = std::max<int64_t>(1, kElementsPerThread / shape.width);

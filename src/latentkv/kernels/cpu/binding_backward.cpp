@@ -1,5 +1,6 @@
 // The backward operators: tensors to blocks of rows, and the gain's gradient over all of them.
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -40,7 +41,7 @@ struct GradJob {
   NormGradCall call;
   RowWalk<kOperands> walk;
   std::array<const void*, kOperands> operands;  // null where absent
-  std::array<size_t, kOperands> bytes;
+  std::array<int64_t, kOperands> bytes;
   const float* rstd;
   void* dx;
   int64_t rows;
@@ -69,6 +70,7 @@ struct GradJob {
       }
       kernels.total(sums, totals + c * call.width, call.width);
     }
+    if (call.stream) std::atomic_thread_fence(std::memory_order_seq_cst);  // see core.h
   }
 
   void add(NormGradBlock& block, int64_t row, const std::array<int64_t, kOperands>& first,
@@ -123,7 +125,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor* dsum, const 
   Tensor dx = empty(shape.sizes, shape.leading + 1, in);
   Tensor dgain = empty(&shape.width, 1, gain_dtype);
   if (shape.rows == 0) {
-    std::memset(dgain.mutable_data_ptr(), 0, static_cast<size_t>(shape.width) * bytes_of(gain_dtype));
+    std::memset(dgain.mutable_data_ptr(), 0, static_cast<size_t>(shape.width * bytes_of(gain_dtype)));
     return {dx, dgain};
   }
   const int64_t* strides = x.strides().data();
@@ -133,7 +135,8 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor* dsum, const 
   std::vector<float> totals(static_cast<size_t>(chunks * shape.width));
   GradJob job{
       norm_grad_kernels(in, gain_dtype, order),
-      NormGradCall{gain.const_data_ptr(), shape.width, residual != nullptr, dsum != nullptr},
+      NormGradCall{gain.const_data_ptr(), shape.width, residual != nullptr, dsum != nullptr,
+                   streams(dx.const_data_ptr(), shape.rows, shape.width * bytes_of(in))},
       RowWalk<kOperands>(shape.sizes,
                          {dy.strides().data(), strides, strides_of(residual), strides_of(dsum)},
                          shape.leading),

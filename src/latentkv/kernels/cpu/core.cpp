@@ -1,6 +1,7 @@
 // The row algorithm compiled once per instruction set, and the choice among them.
 #include "core.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -194,13 +195,14 @@ int latentkv_use_instruction_set(const char* name) {
 int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t x_stride,
                        const void* residual, int64_t residual_stride, const void* gain, void* y,
                        int64_t y_stride, void* sum, int64_t sum_stride, int64_t rows,
-                       int64_t width, double eps) {
+                       int64_t width, int stream, double eps) {
   const auto known = [](int value, int count) { return value >= 0 && value < count; };
   if (!known(in, kDtypes) || !known(gain_dtype, kDtypes) || !known(order, kOrders)) return -1;
   const IeeeMode mode;
   norm_kernel(static_cast<Dtype>(in), static_cast<Dtype>(gain_dtype), static_cast<Order>(order),
               residual != nullptr)(NormRows{x, x_stride, residual, residual_stride, gain, y,
-                                            y_stride, sum, sum_stride, nullptr, rows, width, eps});
+                                            y_stride, sum, sum_stride, nullptr, rows, width,
+                                            stream != 0, eps});
   return 0;
 }
 }

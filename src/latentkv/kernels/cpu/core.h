@@ -21,6 +21,8 @@ constexpr Dtype output_dtype(Dtype in, Dtype gain, Order order) {
   return order == Order::cast_then_gain ? promote(in, gain) : in;
 }
 
+constexpr int64_t kStreamAlign = 64;  // bytes: a cache line, and the widest vector
+
 // Rows at constant strides, in elements. Outputs must not overlap inputs.
 struct NormRows {
   const void* x;
@@ -35,6 +37,7 @@ struct NormRows {
   float* rstd;  // one a row; null: not wanted
   int64_t rows;
   int64_t width;
+  bool stream;  // past the caches, where every row of y and sum starts at a multiple of kStreamAlign
   double eps;  // rounded to fp32 by the kernel, in IEEE mode: that is a rounding, too
 };
 
@@ -62,6 +65,7 @@ struct NormGradCall {
   int64_t width;
   bool with_residual;
   bool with_dsum;
+  bool stream;  // dx, as in NormRows; the caller's fence has to follow
 };
 
 // Partial sums of the gain's gradient: level k holds one of 2^k rows, as a binary counter does.
@@ -99,10 +103,10 @@ const char* latentkv_instruction_set();
 // Choose one by name for the whole process. Returns 0, or -1 where this processor lacks it.
 int latentkv_use_instruction_set(const char* name);
 
-// NormRows, with the enums as ints, in IEEE mode on the calling thread. Returns 0, or -1 for an
-// unknown dtype or order.
+// NormRows, with the enums and the bool as ints, in IEEE mode on the calling thread. Returns 0, or -1
+// for an unknown dtype or order.
 int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t x_stride,
                        const void* residual, int64_t residual_stride, const void* gain, void* y,
                        int64_t y_stride, void* sum, int64_t sum_stride, int64_t rows,
-                       int64_t width, double eps);
+                       int64_t width, int stream, double eps);
 }
