@@ -49,8 +49,8 @@ MUTANTS = (
     Mutant(
         "order swapped",
         ("norm_rows.inc",),
-        "if constexpr (kOrder == Order::cast_then_gain) {",
-        "if constexpr (kOrder == Order::gain_then_cast) {",
+        "if constexpr (kOrder == Order::cast_then_gain) n =",
+        "if constexpr (kOrder == Order::gain_then_cast) n =",
     ),
     Mutant(
         "blocks summed in sequence",
@@ -61,28 +61,28 @@ MUTANTS = (
     Mutant(
         "eps from elsewhere",
         ("norm_rows.inc",),
-        "const float v = mean + eps;",
-        "const float v = mean + 1e-5f + 0.0f * eps;",
+        "const Quad v = mean + eps;",
+        "const Quad v = mean + 1e-5f + 0.0f * eps;",
     ),
     # What is added before the cut no longer carries (but for one pattern in 65,536).
     Mutant("truncating store", ("vec_{best}.inc",), "0x7fff", "0"),
     Mutant(
         "neighbour row read",
         ("norm_rows.inc",),
-        "sum_of_squares(input(first + k))",
-        "sum_of_squares(input(first + k / 2 * 2))",  # the row before an odd one
+        "rows[k].row = row_of<In, false>(call, first + k);",
+        "rows[k].row = row_of<In, false>(call, first + k / 2 * 2);",  # the row before an odd one
     ),
     Mutant(
         "gain applied twice in dx",
         ("norm_backward.inc",),
-        "(dy * gain - normal * c)",
-        "(dy * gain * gain - normal * c)",
+        "(dy * gain - normal * both(c))",
+        "(dy * gain * gain - normal * both(c))",
     ),
     Mutant(
         "row missing from dgamma",
         ("norm_backward.inc",),
-        "const Pack second = write(2, i, n, g, c[2]) + write(3, i, n, g, c[3]);",
-        "const Pack second = write(2, i, n, g, c[2]); write(3, i, n, g, c[3]);",
+        "(share[0] + share[1]) + (share[2] + share[3])",
+        "(share[0] + share[1]) + share[2]",
     ),
 )
 

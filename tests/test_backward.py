@@ -194,6 +194,17 @@ def test_a_long_sum_does_not_stall(instruction_set, dtype):
         assert (dgain == rows).all()
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=name_of)
+def test_outputs_past_the_caches(dtype):
+    # Above 16 MiB, y, sum and dx are written past the caches, by other instructions.
+    rows = 17 * 2**20 // (512 * dtype.itemsize) + 3
+    case = make(random_rows(rows, 576, dtype=dtype)[:, :512], (dtype, dtype), form="sum used")
+    case.check()
+    right = definition.add_rms_norm(case.x, case.residual, case.gain, case.rule)
+    for value, expected in zip(case.outputs(case.inputs()), right, strict=True):
+        assert_same(value.detach(), expected)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("pair", PAIRS, ids=name_of)
 def test_no_rows(instruction_set, pair, order):

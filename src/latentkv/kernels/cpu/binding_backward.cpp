@@ -61,6 +61,12 @@ struct GradJob {
       for (int64_t row = c * chunk; row < last;) {
         const auto run = walk.run(row, last);
         for (int64_t i = 0; i < run.rows; ++i, ++row) {
+          if (block.rows == 0) {
+            const bool ahead = i + 2 * kGradRows <= run.rows;
+            block.dy_ahead = ahead ? kGradRows * walk.strides()[kDy] : 0;
+            block.x_ahead = ahead ? kGradRows * walk.strides()[kX] : 0;
+            block.dx_ahead = ahead ? kGradRows * call.width : 0;
+          }
           add(block, row, run.offsets, i);
           if (block.rows == kGradRows || row + 1 == last) {
             kernels.rows(block, call, sums);

@@ -57,6 +57,9 @@ struct NormGradBlock {
   const void* dsum[kGradRows];
   void* dx[kGradRows];
   float rstd[kGradRows];
+  int64_t dy_ahead;  // elements to the rows of the next block, to prefetch them; 0: none
+  int64_t x_ahead;
+  int64_t dx_ahead;
   int rows;
 };
 
