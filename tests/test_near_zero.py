@@ -54,14 +54,16 @@ def test_rows_and_gains_of_one_magnitude(gain_exponent, order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("place", [0, 31, 511, 512, 575, 607, 608, WIDTH - 1])
 def test_one_small_element_among_large_ones(place, order):
-    # It is small after the norm, too, and with the gain it may be subnormal: in every kind of place.
-    small = range(-130, -20, 2)
-    gain = at([-20], 7)[0]
-    for large in (0, 15, 16, 30):
+    # Small after the norm, too, and with the gain it may be subnormal. Every kind of place in a row.
+    # Four rows of each, as above; with 13, their sum of squares stays below 2^40.
+    small = [e for e in range(-130, -20, 2) for _ in range(4)]
+    for large in (0, 13, 30):
         x = at([large] * len(small), 5)
         x[:, place] = torch.exp2(torch.tensor(small).float()).bfloat16() * 1.5
-        check(x, gain, contract(WIDTH, order))
-        check(x, gain, contract(WIDTH, order), residual=torch.zeros_like(x))
+        for gain_exponent in (-20, -33, -54):  # with the last, 2^-129 where x is 2^-62
+            gain = at([gain_exponent], 7)[0]
+            check(x, gain, contract(WIDTH, order))
+            check(x, gain, contract(WIDTH, order), residual=torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -1,6 +1,7 @@
 """DTensor, parallelize_module and FSDP2 over two ranks: bits equal to one process's.
 
-The ranks are started once and run every check of sharding_worker.py; each is a test here.
+The ranks are started once, as sharding_worker.py, and run every check of sharding_*.py; each is a
+test here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if not torch.distributed.is_gloo_available():
 
 CHECKS = [
     node.name
-    for node in ast.parse(WORKER.read_text(encoding="utf-8")).body
+    for path in sorted(WORKER.parent.glob("sharding_*.py"))
+    for node in ast.parse(path.read_text(encoding="utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
 ]
 

@@ -94,8 +94,8 @@ def add_rms_norm(
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, less its search for default arguments: 30 us a call (torch 2.13)."""
     if torch.compiler.is_compiling() or _in_transform():
-        return function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return super(torch.autograd.Function, function).apply(*arguments)
+        return function.apply(*arguments)
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 class _RMSNorm(torch.autograd.Function):

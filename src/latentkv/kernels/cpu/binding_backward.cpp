@@ -141,7 +141,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor* dsum, const 
   std::vector<float> totals(static_cast<size_t>(chunks * shape.width));
   GradJob job{
       norm_grad_kernels(in, gain_dtype, order),
-      NormGradCall{gain.const_data_ptr(), shape.width, residual != nullptr, dsum != nullptr,
+      NormGradCall{gain.const_data_ptr(), shape.width, dsum != nullptr,
                    streams(dx.const_data_ptr(), shape.rows, shape.width * bytes_of(in))},
       RowWalk<kOperands>(shape.sizes,
                          {dy.strides().data(), strides, strides_of(residual), strides_of(dsum)},

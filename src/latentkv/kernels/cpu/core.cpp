@@ -114,15 +114,18 @@ struct InstructionSet {
 
 // Best first.
 const InstructionSet* instruction_sets() {
+#define LATENTKV_FROM(space) space::choose, space::choose_grad, space::total
   static const InstructionSet sets[] = {
 #ifdef LATENTKV_X86
-      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::choose, avx512_bf16::choose_grad, avx512_bf16::total},
-      {"avx512", has_avx512(), avx512::choose, avx512::choose_grad, avx512::total},
-      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), avx2::choose, avx2::choose_grad, avx2::total},
+      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"),
+       LATENTKV_FROM(avx512_bf16)},
+      {"avx512", has_avx512(), LATENTKV_FROM(avx512)},
+      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), LATENTKV_FROM(avx2)},
 #endif
-      {"baseline", true, baseline::choose, baseline::choose_grad, baseline::total},
+      {"baseline", true, LATENTKV_FROM(baseline)},
       {nullptr, false, nullptr, nullptr, nullptr},
   };
+#undef LATENTKV_FROM
   return sets;
 }
 

@@ -53,8 +53,8 @@ constexpr int kGradRows = 4;
 struct NormGradBlock {
   const void* dy[kGradRows];
   const void* x[kGradRows];
-  const void* residual[kGradRows];  // see NormGradCall
-  const void* dsum[kGradRows];
+  const void* residual[kGradRows];  // null: the form without
+  const void* dsum[kGradRows];      // see NormGradCall
   void* dx[kGradRows];
   float rstd[kGradRows];
   int64_t dy_ahead;  // elements to the rows of the next block, to prefetch them; 0: none
@@ -66,7 +66,6 @@ struct NormGradBlock {
 struct NormGradCall {
   const void* gain;
   int64_t width;
-  bool with_residual;
   bool with_dsum;
   bool stream;  // dx, as in NormRows; the caller's fence has to follow
 };
