@@ -54,7 +54,7 @@ def test_rows_and_gains_of_one_magnitude(gain_exponent, order):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("place", [0, 31, 511, 512, 575, 607, 608, WIDTH - 1])
 def test_one_small_element_among_large_ones(place, order):
-    # Small after the norm, too, and with the gain it may be subnormal. Every kind of place in a row.
+    # Small after the norm, too, and with the gain maybe subnormal; in every kind of place.
     # Four rows of each, as above; with 13, their sum of squares stays below 2^40.
     small = [e for e in range(-130, -20, 2) for _ in range(4)]
     for large in (0, 13, 30):
