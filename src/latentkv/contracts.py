@@ -15,6 +15,9 @@ from typing import Any, Literal, get_args
 
 Order = Literal["cast_then_gain", "gain_then_cast"]
 ORDERS: tuple[str, ...] = get_args(Order)
+Interpolated = Literal["power", "inverse"]
+RopeRounding = Literal["each_step", "result"]
+RopeLayout = Literal["half", "interleaved"]
 
 MAX_WIDTH = 2**24
 SMALLEST_EPS = 2.0**-126  # the smallest normal fp32: below it, flushing hardware would differ
@@ -43,7 +46,7 @@ class NormContract:
     order: Order
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "width", _as_int(self.width))
+        object.__setattr__(self, "width", _as_int(self.width, "width"))
         if not 1 <= self.width <= MAX_WIDTH:
             raise ValueError(f"width must be between 1 and 2^24 = {MAX_WIDTH}, got {self.width}")
         check_eps(self.eps)
@@ -51,13 +54,74 @@ class NormContract:
         check_order(self.order)
 
 
-def _as_int(width: Any) -> int:
+@dataclass(frozen=True)
+class RopeContract:
+    """One rotary embedding of a shared key, YaRN-scaled, with its roundings pinned.
+
+    Features come as pairs (2i, 2i + 1). Pairs below ``low`` turn at their own frequency
+    ``theta^(-2i/width)``, those above ``high`` at that divided by ``factor``, between them a ramp.
+
+    Arguments:
+        width: rotated features, even; the number of pairs is half of it.
+        theta: the base, above 1.
+        factor: by how much YaRN stretches the context, at least 1.
+        low, high: the pairs where the ramp begins and ends, low below high.
+        interpolated: what the factor is applied to: ``"power"``, 1 / (factor * theta^(2i/width)),
+            or ``"inverse"``, (1 / theta^(2i/width)) / factor. They differ by a bit for some
+            factors that are no power of two.
+        rounding: ``"each_step"`` rounds cos, sin, each product and their sum to the key's dtype;
+            ``"result"`` computes in fp32 and rounds once.
+        layout: of the result: ``"half"``, all first elements of the pairs and then all second
+            ones, or ``"interleaved"``, as they came.
+        max_positions: positions run from 0 to this, exclusive.
+
+    Raises:
+        TypeError: a width or max_positions that is not an int.
+        ValueError: a value outside the ranges above.
+    """
+
+    width: int
+    theta: float
+    factor: float
+    low: int
+    high: int
+    interpolated: Interpolated
+    rounding: RopeRounding
+    layout: RopeLayout
+    max_positions: int
+
+    def __post_init__(self) -> None:
+        for name in ("width", "low", "high", "max_positions"):
+            object.__setattr__(self, name, _as_int(getattr(self, name), name))
+        if self.width < 2 or self.width % 2:
+            raise ValueError(f"width must be even and at least 2, since pairs turn: {self.width}")
+        if not (1 < self.theta < math.inf):
+            raise ValueError(f"theta must be finite and above 1, got {self.theta}")
+        if not (1 <= self.factor < math.inf):
+            raise ValueError(f"factor must be finite and at least 1, got {self.factor}")
+        if not 0 <= self.low < self.high:
+            raise ValueError(f"low must be below high, from 0 on, got {self.low} and {self.high}")
+        if self.max_positions < 1:
+            raise ValueError(f"max_positions must be at least 1, got {self.max_positions}")
+        for name, choices in (
+            ("interpolated", get_args(Interpolated)),
+            ("rounding", get_args(RopeRounding)),
+            ("layout", get_args(RopeLayout)),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, choices))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+
+
+def _as_int(value: Any, name: str) -> int:
     try:
-        if isinstance(width, bool):
+        if isinstance(value, bool):
             raise TypeError
-        return operator.index(width)
+        return operator.index(value)
     except TypeError:
-        raise TypeError(f"width must be an int, got {width!r}") from None
+        raise TypeError(f"{name} must be an int, got {value!r}") from None
 
 
 def check_eps(eps: Any) -> None:
