@@ -193,9 +193,8 @@ def test_eps_is_inside_the_root(instruction_set):
     # Outside it, a row of rms 1e-3 would give 0.9990.
     for eps, right in ((1e-6, 0.70710677), (1e-5, 0.30151138)):
         found = same_everywhere(1e-3, eps, torch.float32)
-        assert found == pytest.approx(
-            right, abs=2e-8
-        )  # half a unit of the case's last digit and 1 ulp
+        # Half a unit of the case's last digit, and 1 ulp.
+        assert found == pytest.approx(right, abs=2e-8)
 
 
 @pytest.mark.case("F04-04")
