@@ -15,6 +15,7 @@ from setuptools.command.build_py import build_py
 
 PACKAGE = Path("src/latentkv")
 SOURCES = PACKAGE / "kernels" / "cpu"
+SOURCE_NAMES = ("binding.cpp", "binding_backward.cpp", "binding_path.cpp", "core.cpp")
 OLDEST_TORCH = (2, 10)
 
 
@@ -68,7 +69,7 @@ class BuildKernels(build_ext):
 
 KERNELS = Extension(
     "latentkv._kernels_cpu",
-    sources=[str(SOURCES / name) for name in ("binding.cpp", "binding_backward.cpp", "core.cpp")],
+    sources=[str(SOURCES / name) for name in SOURCE_NAMES],
     libraries=["torch_cpu", "torch"],
     define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],
     extra_compile_args=[

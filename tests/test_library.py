@@ -187,6 +187,8 @@ def test_importing_torch_late():
 
 def test_schemas():
     # Written down elsewhere too (exported programs): they don't change silently.
+    rows = "Tensor down, Tensor gain, Tensor? positions, Tensor? table"
+    numerics = "float eps, str order, str rope, str rule, int group"
     right = {
         "rms_norm": "(Tensor x, Tensor gain, float eps, str order) -> Tensor",
         "rms_norm_fwd": "(Tensor x, Tensor gain, float eps, str order) -> (Tensor y, Tensor rstd)",
@@ -198,6 +200,11 @@ def test_schemas():
         "-> (Tensor y, Tensor sum, Tensor rstd)",
         "add_rms_norm_bwd": "(Tensor dy, Tensor? dsum, Tensor x, Tensor residual, Tensor gain, "
         "Tensor rstd, str order) -> (Tensor dx, Tensor dgain)",
+        "compress_kv": f"({rows}, {numerics}) -> (Tensor latent, Tensor key)",
+        "compress_kv_fwd": f"({rows}, {numerics}) -> (Tensor latent, Tensor key, Tensor rstd)",
+        "compress_kv_bwd": "(Tensor dlatent, Tensor dkey, Tensor down, Tensor gain, Tensor rstd, "
+        "Tensor? positions, Tensor? table, str order, str rope) -> (Tensor ddown, Tensor dgain)",
+        "write_kv": f"(Tensor(a!) cache, Tensor slots, {rows}, {numerics}) -> ()",
     }
     declared = {
         schema.name.removeprefix("latentkv::"): str(schema).removeprefix(schema.name)

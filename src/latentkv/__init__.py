@@ -10,33 +10,51 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import bits, conformance, definition, models
-    from .contracts import NormContract
+    from . import bits, cache, conformance, definition, layouts, models
+    from .cache import LatentCache
+    from .compress import compress_kv, write_kv
+    from .contracts import KVContract, LatentQuant, NormContract, RopeContract
     from .integrations import replace_latent_norms
-    from .nn import LatentRMSNorm
+    from .nn import KVCompression, LatentRMSNorm
     from .ops import add_rms_norm, rms_norm
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "KVCompression": "nn",
+    "KVContract": "contracts",
+    "LatentCache": "cache",
+    "LatentQuant": "contracts",
     "LatentRMSNorm": "nn",
     "NormContract": "contracts",
+    "RopeContract": "contracts",
     "add_rms_norm": "ops",
+    "compress_kv": "compress",
     "replace_latent_norms": "integrations",
     "rms_norm": "ops",
+    "write_kv": "compress",
 }
-_ROOMS = ("bits", "conformance", "definition", "models")
+_ROOMS = ("bits", "cache", "conformance", "definition", "layouts", "models")
 
 __all__ = [
+    "KVCompression",
+    "KVContract",
+    "LatentCache",
+    "LatentQuant",
     "LatentRMSNorm",
     "NormContract",
+    "RopeContract",
     "add_rms_norm",
     "bits",
+    "cache",
+    "compress_kv",
     "conformance",
     "definition",
+    "layouts",
     "models",
     "replace_latent_norms",
     "rms_norm",
+    "write_kv",
 ]
 
 

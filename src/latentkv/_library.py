@@ -16,7 +16,7 @@ from typing import cast
 
 import torch
 
-from . import _sharding, definition
+from . import _path_operators, _sharding, definition
 from .contracts import NormContract, Order
 from .definition.arguments import (
     OPERATOR_DTYPES,
@@ -119,7 +119,7 @@ def _add_rms_norm_bwd(
 def _fake_rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, order: str) -> torch.Tensor:
     check_operands(x, gain, _contract_of(x, eps, order))
     # new_empty is contiguous; empty_like would keep a permuted input's strides.
-    return x.new_empty(x.shape, dtype=output_dtype(x, gain, order))
+    return x.new_empty(x.shape, dtype=output_dtype(x.dtype, gain.dtype, order))
 
 
 def _fake_rms_norm_fwd(
@@ -175,6 +175,12 @@ def _declare() -> torch.library.Library:
         name = library.define(schema)
         library.impl(name, globals()[f"_{name}"], "CompositeExplicitAutograd")
         fake = _sharding.shardable(name, globals()[f"_fake_{name}"])
+        torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
+    for schema, (name, (fallback, fake)) in zip(
+        _path_operators.SCHEMAS, _path_operators.operators().items(), strict=True
+    ):
+        library.define(schema)
+        library.impl(name, fallback, "CompositeExplicitAutograd")
         torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
     return library
 

@@ -18,6 +18,8 @@ ORDERS: tuple[str, ...] = get_args(Order)
 Interpolated = Literal["power", "inverse"]
 RopeRounding = Literal["each_step", "result"]
 RopeLayout = Literal["half", "interleaved"]
+ScaleRule = Literal["act_quant", "flashmla", "vllm_fused", "vllm_cuda", "sglang"]
+RULES: tuple[str, ...] = get_args(ScaleRule)
 
 MAX_WIDTH = 2**24
 SMALLEST_EPS = 2.0**-126  # the smallest normal fp32: below it, flushing hardware would differ
@@ -113,6 +115,99 @@ class RopeContract:
                     f"{name} must be one of {', '.join(map(repr, choices))}, "
                     f"got {getattr(self, name)!r}"
                 )
+
+
+@dataclass(frozen=True)
+class LatentQuant:
+    """An e4m3 round trip of the latent, in groups that share a scale.
+
+    Arguments:
+        group: features that share a scale; it divides the latent's width.
+        rule: how a group's largest magnitude gives the scale, and what is divided by it. The five
+            are those of software in use, under its names; docs/numerics.md writes them out.
+
+            ============== ========================= ================== =======================
+            rule           scale, before rounding    rounded up to      divides
+            ============== ========================= ================== =======================
+            ``act_quant``  max(amax, 1e-4) / 448     a power of two     the rounded latent
+            ``flashmla``   max(amax / 448, 1e-4)     a power of two     the rounded latent
+            ``vllm_fused`` max(amax / 448, 1e-4)     a power of two     the latent in fp32
+            ``vllm_cuda``  max(amax / 448, 2^-126)   (as it is)         the rounded latent
+            ``sglang``     amax / 448                (as it is)         (times the reciprocal)
+            ============== ========================= ================== =======================
+
+            A group that holds an infinity or a NaN becomes NaN throughout with each of them. A
+            group of zeros gives zeros, except with ``sglang``: 0 times 1 / 0 is NaN.
+
+    Raises:
+        TypeError: a group that is not an int.
+        ValueError: a group below 1, an unknown rule.
+    """
+
+    group: int
+    rule: ScaleRule
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "group", _as_int(self.group, "group"))
+        if self.group < 1:
+            raise ValueError(f"group must be at least 1, got {self.group}")
+        if self.rule not in RULES:
+            raise ValueError(
+                f"rule must be one of {', '.join(map(repr, RULES))}, got {self.rule!r}"
+            )
+
+
+@dataclass(frozen=True)
+class KVContract:
+    """From the down-projection's output to what is cached: latent and shared key.
+
+    A row has ``norm.width`` latent features and then ``key_width`` of the key that all heads share.
+
+    Arguments:
+        norm: of the latent.
+        key_width: features of the shared key (``qk_rope_head_dim`` in a config), even, 0 for none.
+        rope: the key's rotation, or None where it is passed on as it is.
+        quant: the latent's round trip through e4m3, or None where it is kept as it is.
+
+    Raises:
+        TypeError: a part of another type.
+        ValueError: parts that don't fit each other.
+    """
+
+    norm: NormContract
+    key_width: int
+    rope: RopeContract | None
+    quant: LatentQuant | None
+
+    def __post_init__(self) -> None:
+        for name, kind, value in (
+            ("norm", NormContract, self.norm),
+            ("rope", RopeContract | None, self.rope),
+            ("quant", LatentQuant | None, self.quant),
+        ):
+            if not isinstance(value, kind):
+                wanted = getattr(kind, "__name__", str(kind).replace("latentkv.contracts.", ""))
+                raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+        object.__setattr__(self, "key_width", _as_int(self.key_width, "key_width"))
+        if self.key_width < 0 or self.key_width % 2 or self.key_width > MAX_WIDTH:
+            raise ValueError(
+                "key_width (qk_rope_head_dim) must be even and from 0 to 2^24, since features "
+                f"turn in pairs: {self.key_width}"
+            )
+        if self.rope is not None and self.rope.width != self.key_width:
+            raise ValueError(
+                f"rope.width is {self.rope.width} and key_width {self.key_width}: they must be "
+                "equal, since the whole key is rotated"
+            )
+        if self.quant is not None and self.norm.width % self.quant.group:
+            raise ValueError(
+                f"quant.group {self.quant.group} must divide the latent's width, {self.norm.width}"
+            )
+
+    @property
+    def width(self) -> int:
+        """Features of the down-projection's output: latent, then key."""
+        return self.norm.width + self.key_width
 
 
 def _as_int(value: Any, name: str) -> int:

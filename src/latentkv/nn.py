@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .contracts import NormContract
+from .cache import LatentCache
+from .compress import compress_kv
+from .contracts import KVContract, NormContract
 from .ops import rms_norm
 
 
@@ -46,3 +48,58 @@ class LatentRMSNorm(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.contract.width}, eps={self.contract.eps}, order={self.contract.order!r}"
+
+
+class KVCompression(torch.nn.Module):
+    """From the hidden state to latent and shared key: down-projection, norm, and the path.
+
+    Parameters, as the checkpoints name them: ``kv_a_proj_with_mqa.weight``
+    [width + key_width, hidden_size] (no bias) and ``kv_a_layernorm.weight`` [width].
+
+    Arguments:
+        contract: such as ``models.get("kimi-k2").kv``.
+        hidden_size: features of the hidden state.
+        device, dtype: of the parameters.
+
+    Raises TypeError for anything but a KVContract.
+    """
+
+    def __init__(
+        self,
+        contract: KVContract,
+        hidden_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(contract, KVContract):
+            raise TypeError(f"contract must be a KVContract, got {type(contract).__name__}")
+        self.contract = contract
+        self.kv_a_proj_with_mqa = torch.nn.Linear(
+            hidden_size, contract.width, bias=False, device=device, dtype=dtype
+        )
+        self.kv_a_layernorm = LatentRMSNorm(contract.norm, device=device, dtype=dtype)
+
+    def forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[..., hidden_size] to latent [..., width] and key [..., key_width]: `compress_kv`."""
+        down = self.kv_a_proj_with_mqa(hidden)
+        return compress_kv(down, self.kv_a_layernorm.weight, self.contract, positions)
+
+    def write(
+        self,
+        cache: LatentCache,
+        hidden: torch.Tensor,
+        positions: torch.Tensor | None,
+        slots: torch.Tensor,
+    ) -> None:
+        """The same into the cache's slots, without a latent or key in between.
+
+        Raises ValueError for a cache of another contract; else as `LatentCache.write`.
+        """
+        if cache.contract != self.contract:
+            raise ValueError(f"the cache's contract is {cache.contract}, not {self.contract}")
+        down = self.kv_a_proj_with_mqa(hidden)
+        cache.write(down.detach(), self.kv_a_layernorm.weight.detach(), positions, slots)

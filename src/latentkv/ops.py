@@ -6,9 +6,16 @@ from typing import Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
-from torch.autograd import forward_ad
 
 from . import _library
+from ._autograd import (
+    apply,
+    in_forward_mode,
+    in_transform,
+    refuse_second,
+    refuse_tangents,
+    unit_stride,
+)
 from .contracts import NormContract
 
 _rms_norm = torch.ops.latentkv.rms_norm.default
@@ -42,11 +49,11 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract)
         y: torch.Tensor
-        if is_grad_enabled() and (x.requires_grad or gain.requires_grad or _in_transform()):
-            y, _ = _apply(_RMSNorm, x, gain, contract.eps, contract.order)
+        if is_grad_enabled() and (x.requires_grad or gain.requires_grad or in_transform()):
+            y, _ = apply(_RMSNorm, x, gain, contract.eps, contract.order)
             return y
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(x, gain)
+        if in_forward_mode():
+            refuse_tangents(x, gain)
         y = _rms_norm(x, gain, contract.eps, contract.order)
         return y
     except NotImplementedError:
@@ -72,12 +79,12 @@ def add_rms_norm(
         if x.size(-1) != contract.width:
             _library.check_operands(x, gain, contract, residual)
         if is_grad_enabled() and (
-            x.requires_grad or residual.requires_grad or gain.requires_grad or _in_transform()
+            x.requires_grad or residual.requires_grad or gain.requires_grad or in_transform()
         ):
-            y, total, _ = _apply(_AddRMSNorm, x, residual, gain, contract.eps, contract.order)
+            y, total, _ = apply(_AddRMSNorm, x, residual, gain, contract.eps, contract.order)
             return y, total
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(x, residual, gain)
+        if in_forward_mode():
+            refuse_tangents(x, residual, gain)
         y, total = _add_rms_norm(x, residual, gain, contract.eps, contract.order)
         return y, total
     except NotImplementedError:
@@ -89,13 +96,6 @@ def add_rms_norm(
             ) from None
         _explain(x, gain, contract, residual)
         raise
-
-
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """``function.apply``, less its search for default arguments: 30 us a call (torch 2.13)."""
-    if torch.compiler.is_compiling() or _in_transform():
-        return function.apply(*arguments)
-    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -118,7 +118,7 @@ class _RMSNorm(torch.autograd.Function):
         if dy is None:
             return None, None, None, None
         x, gain, rstd = ctx.saved_tensors
-        dx, dgain = _apply(_RMSNormBackward, _unit_stride(dy), x, gain, rstd, ctx.order)
+        dx, dgain = apply(_RMSNormBackward, unit_stride(dy), x, gain, rstd, ctx.order)
         return dx, dgain, None, None
 
 
@@ -145,9 +145,9 @@ class _AddRMSNorm(torch.autograd.Function):
             return dsum, dsum, None, None, None
         x, residual, gain, rstd = ctx.saved_tensors
         if dsum is not None:
-            dsum = _unit_stride(dsum)
-        dx, dgain = _apply(
-            _AddRMSNormBackward, _unit_stride(dy), dsum, x, residual, gain, rstd, ctx.order
+            dsum = unit_stride(dsum)
+        dx, dgain = apply(
+            _AddRMSNormBackward, unit_stride(dy), dsum, x, residual, gain, rstd, ctx.order
         )
         return dx, dx, dgain, None, None
 
@@ -167,7 +167,7 @@ class _RMSNormBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
-        _refuse_second()
+        refuse_second()
 
 
 class _AddRMSNormBackward(torch.autograd.Function):
@@ -185,35 +185,7 @@ class _AddRMSNormBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> NoReturn:
-        _refuse_second()
-
-
-def _unit_stride(gradient: torch.Tensor) -> torch.Tensor:
-    """As it is, where a kernel can read it: an expanded gradient has a last stride of 0."""
-    return gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-
-
-def _refuse_second() -> NoReturn:
-    raise NotImplementedError(
-        "latentkv has first derivatives only: drop create_graph, or differentiate "
-        "latentkv.definition.rms_norm in fp64"
-    )
-
-
-def _in_transform() -> bool:
-    """Whether torch.func wraps the tensors: what needs a gradient outside doesn't show on them."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._functorch.peek_interpreter_stack() is not None
-    )
-
-
-def _refuse_tangents(*tensors: torch.Tensor) -> None:
-    """Refuse what carries a derivative in forward mode: it would silently be lost."""
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise NotImplementedError(
-            "latentkv has no forward-mode derivative: use backward(), torch.func.grad or vjp"
-        )
+        refuse_second()
 
 
 def _explain(

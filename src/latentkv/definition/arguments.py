@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..contracts import NormContract
+from ..contracts import KVContract, NormContract
 
 OPERATOR_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 DEFINITION_DTYPES = (*OPERATOR_DTYPES, torch.float64)
+INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def check_norm(
@@ -16,8 +17,10 @@ def check_norm(
     contract: NormContract,
     residual: torch.Tensor | None = None,
     dtypes: tuple[torch.dtype, ...] = DEFINITION_DTYPES,
+    *,
+    name: str = "x",
 ) -> None:
-    """Refuse what has no defined result: dtypes, shapes, devices.
+    """Refuse what has no defined result: dtypes, shapes, devices. ``name`` is what x is called.
 
     Raises:
         TypeError: an argument of the wrong type or dtype.
@@ -28,26 +31,28 @@ def check_norm(
             f"contract must be a NormContract, got {type(contract).__name__}: pass "
             "models.get('kimi-k2').norms.kv_latent, or NormContract(width, eps, order)"
         )
-    tensors = {"x": x, "gain": gain}
+    tensors = {name: x, "gain": gain}
     if residual is not None:
         tensors["residual"] = residual
-    for name, value in tensors.items():
+    for label, value in tensors.items():
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+            raise TypeError(f"{label} must be a tensor, got {type(value).__name__}")
         if value.layout != torch.strided:
-            raise TypeError(f"{name} must be a strided tensor, got layout {value.layout}")
+            raise TypeError(f"{label} must be a strided tensor, got layout {value.layout}")
         if value.dtype not in dtypes:
             raise TypeError(
-                f"{name} has dtype {_dtype(value)}; allowed: {', '.join(map(_name, dtypes))}"
+                f"{label} has dtype {_dtype(value)}; allowed: {', '.join(map(_name, dtypes))}"
                 + _float64_hint(value.dtype)
             )
         if value.device != x.device:
-            raise ValueError(f"{name} is on {value.device} but x on {x.device}: move one of them")
+            raise ValueError(
+                f"{label} is on {value.device} but {name} on {x.device}: move one of them"
+            )
     if (x.dtype == torch.float64) != (gain.dtype == torch.float64):
-        raise TypeError(f"float64 x and gain go together, got {_dtype(x)} and {_dtype(gain)}")
+        raise TypeError(f"float64 {name} and gain go together, got {_dtype(x)} and {_dtype(gain)}")
     if x.dim() == 0 or x.shape[-1] != contract.width:
         raise ValueError(
-            f"x has shape {tuple(x.shape)}; its last dimension must be the contract's width, "
+            f"{name} has shape {tuple(x.shape)}; its last dimension must be the contract's width, "
             f"{contract.width}"
         )
     if gain.dim() != 1 or gain.shape[0] != contract.width:
@@ -61,11 +66,9 @@ def check_norm(
         )
 
 
-def output_dtype(x: torch.Tensor, gain: torch.Tensor, order: str) -> torch.dtype:
+def output_dtype(x: torch.dtype, gain: torch.dtype, order: str) -> torch.dtype:
     """The dtype of ``y``."""
-    if order == "cast_then_gain":
-        return torch.promote_types(x.dtype, gain.dtype)
-    return x.dtype
+    return torch.promote_types(x, gain) if order == "cast_then_gain" else x
 
 
 def check_gradients(
@@ -79,7 +82,7 @@ def check_gradients(
     """Refuse gradients that don't go with the forward's tensors. Raises ValueError."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     wanted = {
-        "dy": (dy, x.shape, output_dtype(x, gain, contract.order)),
+        "dy": (dy, x.shape, output_dtype(x.dtype, gain.dtype, contract.order)),
         "rstd": (rstd, x.shape[:-1], wide),
         "dsum": (dsum, x.shape, x.dtype),
     }
@@ -93,19 +96,214 @@ def check_gradients(
             )
 
 
-def check_strides(x: torch.Tensor, gain: torch.Tensor, residual: torch.Tensor | None) -> None:
+def check_strides(
+    x: torch.Tensor, gain: torch.Tensor, residual: torch.Tensor | None, *, name: str = "x"
+) -> None:
     """Refuse what a kernel can't walk: features that don't lie side by side in memory.
 
     Leading dimensions may have any stride, 0 included. Raises ValueError.
     """
-    for name, value in (("x", x), ("residual", residual), ("gain", gain)):
+    for label, value in ((name, x), ("residual", residual), ("gain", gain)):
         if value is None or value.shape[-1] == 1 or value.numel() == 0:
             continue
         if value.stride(-1) != 1:
             raise ValueError(
-                f"{name} has strides {tuple(value.stride())}; the last one must be 1: "
-                f"call {name}.contiguous() first"
+                f"{label} has strides {tuple(value.stride())}; the last one must be 1: "
+                f"call {label}.contiguous() first"
             )
+
+
+def check_key(key: torch.Tensor, width: int) -> None:
+    """Refuse a key that can't be rotated. Raises TypeError or ValueError."""
+    if key.dtype not in DEFINITION_DTYPES:
+        allowed = ", ".join(map(_name, DEFINITION_DTYPES))
+        raise TypeError(f"key has dtype {key.dtype}; allowed: {allowed}")
+    if key.dim() == 0 or key.shape[-1] != width:
+        raise ValueError(
+            f"key has shape {tuple(key.shape)}; its last dimension must be the contract's width, "
+            f"{width}"
+        )
+
+
+def check_positions(
+    positions: torch.Tensor | None, rows: torch.Tensor, max_positions: int, *, values: bool = True
+) -> None:
+    """Refuse positions that no row of the table answers to. Raises TypeError or ValueError.
+
+    Arguments:
+        rows: [..., width], each of which has a position.
+        values: whether to look at the numbers, too.
+    """
+    if positions is None:
+        raise TypeError(
+            "positions are missing: this contract rotates the shared key, so pass each row's "
+            "position, int32 or int64"
+        )
+    if not isinstance(positions, torch.Tensor):
+        raise TypeError(f"positions must be a tensor, got {type(positions).__name__}")
+    if positions.dtype not in INDEX_DTYPES:
+        raise TypeError(f"positions have dtype {_dtype(positions)}; allowed: int32, int64")
+    if positions.device != rows.device:
+        raise ValueError(
+            f"positions are on {positions.device} but the rows on {rows.device}: move one of them"
+        )
+    given, wanted = tuple(positions.shape), tuple(rows.shape[:-1])
+    padded = (1,) * (len(wanted) - len(given)) + given
+    if len(padded) != len(wanted) or any(
+        g not in (1, w) for g, w in zip(padded, wanted, strict=True)
+    ):
+        raise ValueError(
+            f"positions have shape {given}; they must have one for each row, {wanted}, or "
+            "broadcast to that"
+        )
+    if not values or positions.numel() == 0 or 0 in wanted:
+        return
+    first, last = int(positions.min()), int(positions.max())
+    if first < 0 or last >= max_positions:
+        raise ValueError(
+            f"positions run from {first} to {last}; the contract's run from 0 to "
+            f"{max_positions - 1}"
+        )
+
+
+def check_down(
+    down: torch.Tensor,
+    gain: torch.Tensor,
+    contract: KVContract,
+    positions: torch.Tensor | None,
+    dtypes: tuple[torch.dtype, ...] = DEFINITION_DTYPES,
+    *,
+    values: bool = True,
+) -> None:
+    """Refuse what has no compressed form. Raises TypeError or ValueError."""
+    if not isinstance(contract, KVContract):
+        raise TypeError(
+            f"contract must be a KVContract, got {type(contract).__name__}: pass "
+            "models.get('kimi-k2').kv"
+        )
+    if not isinstance(down, torch.Tensor):
+        raise TypeError(f"down must be a tensor, got {type(down).__name__}")
+    if down.dim() == 0 or down.shape[-1] != contract.width:
+        raise ValueError(
+            f"down has shape {tuple(down.shape)}; its last dimension must be {contract.width}: "
+            f"the latent's {contract.norm.width} features, then the key's {contract.key_width}"
+        )
+    check_norm(down[..., : contract.norm.width], gain, contract.norm, None, dtypes, name="down")
+    if contract.quant is not None and down.dtype == torch.float64:
+        raise TypeError("down is float64, which is not quantised; pass a contract without quant")
+    if contract.rope is not None:
+        check_positions(positions, down, contract.rope.max_positions, values=values)
+
+
+def check_slots(
+    slots: torch.Tensor, down: torch.Tensor, cache: torch.Tensor, *, values: bool = True
+) -> None:
+    """Refuse slots that don't go with the rows or lie outside the cache. ``values`` as above."""
+    if not isinstance(slots, torch.Tensor):
+        raise TypeError(f"slots must be a tensor, got {type(slots).__name__}")
+    if slots.dtype not in INDEX_DTYPES:
+        raise TypeError(f"slots have dtype {_dtype(slots)}; allowed: int32, int64")
+    if slots.shape != down.shape[:-1]:
+        raise ValueError(
+            f"slots have shape {tuple(slots.shape)}; they must have one for each row of down, "
+            f"{tuple(down.shape[:-1])}: give padding rows slot -1"
+        )
+    if slots.device != down.device:
+        raise ValueError(f"slots are on {slots.device} but down on {down.device}: move one of them")
+    if not values or slots.numel() == 0:
+        return
+    largest, capacity = int(slots.max()), cache.shape[0] * cache.shape[1]
+    if largest >= capacity:
+        raise ValueError(
+            f"slot {largest} is out of range: the cache has {capacity} records, in "
+            f"{cache.shape[0]} blocks of {cache.shape[1]}"
+        )
+
+
+def check_cache(
+    cache: torch.Tensor, down: torch.Tensor, gain: torch.Tensor, contract: KVContract
+) -> None:
+    """Refuse what rows of this contract can't be written to. Raises TypeError or ValueError."""
+    if not isinstance(cache, torch.Tensor):
+        raise TypeError(f"cache must be a tensor, got {type(cache).__name__}")
+    if cache.device != down.device:
+        raise ValueError(f"cache is on {cache.device} but down on {down.device}: move one of them")
+    if cache.dim() != 3:
+        raise ValueError(
+            f"cache has shape {tuple(cache.shape)}; it must be [blocks, block size, record]"
+        )
+    if cache.shape[1] < 1:
+        raise ValueError("cache has block size 0; a block must hold at least 1 record")
+    if cache.dtype == torch.uint8:
+        if contract.quant is None:
+            raise ValueError(
+                "an fp8 cache needs a scale rule, and this contract has none: pass "
+                'dataclasses.replace(contract, quant=LatentQuant(128, "act_quant")), or a cache '
+                f"of dtype {_dtype(down)}"
+            )
+        if down.dtype != torch.bfloat16:
+            raise TypeError(
+                f"down has dtype {_dtype(down)}; an fp8 record holds the key in bfloat16, so rows "
+                "must be bfloat16"
+            )
+        groups = contract.norm.width // contract.quant.group
+        width = contract.norm.width + 4 * groups + 2 * contract.key_width
+        what = f"{contract.norm.width} codes, {groups} fp32 scales, {contract.key_width} bf16"
+    else:
+        latent = output_dtype(down.dtype, gain.dtype, contract.norm.order)
+        if not cache.dtype == down.dtype == latent:
+            raise TypeError(
+                f"cache has dtype {_dtype(cache)}; rows of {_dtype(down)} give latents of "
+                f"{_name(latent)} and keys of {_dtype(down)}, and all three must be the same"
+            )
+        width = contract.width
+        what = f"{contract.norm.width} latent features, {contract.key_width} of the key"
+    if cache.shape[2] != width:
+        raise ValueError(
+            f"cache has records of {cache.shape[2]} elements; this contract's have {width}: {what}"
+        )
+    check_cache_memory(cache)
+    if cache.device.type == "cpu" and cache.numel() and down.numel():
+        ours, theirs = _span(cache), _span(down)
+        if ours[0] < theirs[1] and theirs[0] < ours[1]:
+            raise ValueError("cache and down share memory: a write would change rows not yet read")
+
+
+def check_cache_memory(cache: torch.Tensor) -> None:
+    """Refuse records that overlap, lie in pieces or can't be written. Raises ValueError."""
+    blocks, block_size, width = cache.shape
+    block, record, element = cache.stride()
+    record = record if block_size > 1 else width
+    if (
+        (element != 1 and width > 1)
+        or record < width
+        or (blocks > 1 and block < (block_size - 1) * record + width)
+    ):
+        raise ValueError(
+            f"cache has strides {tuple(cache.stride())} for shape {tuple(cache.shape)}: its "
+            "records overlap or lie in pieces, and a write to one would change another; pass a "
+            "cache of its own memory, not an expanded or transposed one"
+        )
+    if block % width or record % width:
+        raise ValueError(
+            f"cache has strides {tuple(cache.stride())}: blocks and records must begin at whole "
+            f"records of {width} elements"
+        )
+    if cache.requires_grad:
+        raise ValueError("cache requires a gradient, which a write would falsify: detach() it")
+    if cache.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(
+            "cache is not writable here: it was made in inference mode and is written outside it"
+        )
+
+
+def _span(value: torch.Tensor) -> tuple[int, int]:
+    """The addresses from a tensor's first element to behind its last."""
+    if isinstance(value, torch._subclasses.FakeTensor):
+        return 0, 0
+    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    begin = value.data_ptr()
+    return begin, begin + (last + 1) * value.element_size()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..contracts import NormContract
-from .arguments import check_gradients, check_norm
+from .arguments import check_gradients, check_norm, output_dtype
 from .as_written import gradual_underflow, uncompiled
 
 
@@ -48,6 +48,15 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
     with gradual_underflow(x):
         a = _widen(x)
         return _normalise(a, _reciprocal_rms(a, contract.eps), x.dtype, gain, contract)
+
+
+@uncompiled
+def unrounded_rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> torch.Tensor:
+    """What `rms_norm` rounds last: fp32 (fp64 for fp64), for who quantises it as it is."""
+    check_norm(x, gain, contract)
+    with gradual_underflow(x):
+        a = _widen(x)
+        return _scaled(a, _reciprocal_rms(a, contract.eps), x.dtype, gain, contract)
 
 
 @uncompiled
@@ -128,13 +137,21 @@ def _normalise(
     gain: torch.Tensor,
     contract: NormContract,
 ) -> torch.Tensor:
+    y = _scaled(a, rstd, in_dtype, gain, contract)
+    return y.to(output_dtype(in_dtype, gain.dtype, contract.order)).contiguous()
+
+
+def _scaled(
+    a: torch.Tensor,
+    rstd: torch.Tensor,
+    in_dtype: torch.dtype,
+    gain: torch.Tensor,
+    contract: NormContract,
+) -> torch.Tensor:
     n = a * rstd.unsqueeze(-1)
     if contract.order == "cast_then_gain":
-        h = n.to(in_dtype)
-        y = (_widen(h) * _widen(gain)).to(torch.promote_types(in_dtype, gain.dtype))
-    else:
-        y = (_widen(gain) * n).to(in_dtype)
-    return y.contiguous()
+        return _widen(n.to(in_dtype)) * _widen(gain)
+    return _widen(gain) * n
 
 
 def _reciprocal_rms(a: torch.Tensor, eps: float) -> torch.Tensor:

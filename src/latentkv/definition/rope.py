@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..contracts import RopeContract
+from .arguments import check_key, check_positions
 from .as_written import gradual_underflow, uncompiled
 
 
@@ -31,37 +32,47 @@ def inverse_frequencies(contract: RopeContract) -> torch.Tensor:
 
 
 @uncompiled
-def rotary_table(contract: RopeContract) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position's angles: [max_positions, width / 2] each, fp32, on the CPU."""
+def rotary_table(contract: RopeContract) -> torch.Tensor:
+    """Every position's row, cos of all pairs and then sin: [max_positions, width], fp32, CPU.
+
+    Any libm gives these bits: for the models' tables no fp64 cos or sin comes within 28 ulps of
+    the middle between two fp32 values. A directed rounding mode would not, and is refused.
+    """
+    if 1 + 2**-60 != 1 or 1 - 2**-60 != 1:
+        raise RuntimeError(
+            "the floating-point unit doesn't round to nearest, and the rotary table is built once "
+            "for the whole process: restore the mode for the first call"
+        )
     positions = torch.arange(contract.max_positions, device="cpu").float()
     angle = (positions.unsqueeze(-1) * inverse_frequencies(contract)).double()
-    return angle.cos().float(), angle.sin().float()
+    table = torch.empty(contract.max_positions, contract.width, device="cpu")
+    cos, sin = table.chunk(2, dim=-1)
+    cos.copy_(angle.cos())
+    sin.copy_(angle.sin_())
+    return table
 
 
 @uncompiled
 def rotate(
-    key: torch.Tensor,
-    positions: torch.Tensor,
-    contract: RopeContract,
-    table: tuple[torch.Tensor, torch.Tensor],
+    key: torch.Tensor, positions: torch.Tensor, contract: RopeContract, table: torch.Tensor
 ) -> torch.Tensor:
     """Turn each pair of the key by its position's angle.
 
     Arguments:
-        key: [..., width], bf16, fp16 or fp32, any strides, pairs side by side.
-        positions: [...], int32 or int64, from 0 to ``contract.max_positions``, exclusive.
+        key: [..., width], bf16, fp16, fp32 or fp64, any strides, pairs side by side.
+        positions: int32 or int64, broadcast to [...], from 0 to ``contract.max_positions``,
+            exclusive.
         table: from `rotary_table`, on the key's device.
 
     Returns [..., width] in the key's dtype, contiguous, in ``contract.layout``.
 
     Raises TypeError or ValueError, naming what was given and what is allowed.
     """
-    _check(key, positions, contract)
-    cos, sin = (values[positions.long()] for values in table)
+    check_key(key, contract.width)
     with gradual_underflow(key):
-        x0, x1 = key[..., 0::2].float(), key[..., 1::2].float()
+        cos, sin = _of_positions(positions, key, contract, table)
+        x0, x1 = _widen(key[..., 0::2]), _widen(key[..., 1::2])
         if contract.rounding == "each_step":
-            cos, sin = _rounded(cos, key), _rounded(sin, key)
             lo = _rounded(x0 * cos, key) - _rounded(x1 * sin, key)
             hi = _rounded(x1 * cos, key) + _rounded(x0 * sin, key)
         else:
@@ -73,30 +84,44 @@ def rotate(
     return torch.stack([lo, hi], dim=-1).flatten(-2)
 
 
+@uncompiled
+def rotate_backward(
+    dkey: torch.Tensor, positions: torch.Tensor, contract: RopeContract, table: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of `rotate`: each pair turned back, in fp32 and rounded once.
+
+    The forward's roundings count as identities, but for those of cos and sin, which are data.
+
+    Arguments: as `rotate`; ``dkey`` is the gradient of its result, in the key's dtype and in
+    ``contract.layout``. Returns that of the key, [..., width], its pairs side by side.
+    """
+    check_key(dkey, contract.width)
+    pairs = contract.width // 2
+    half = contract.layout == "half"
+    with gradual_underflow(dkey):
+        cos, sin = _of_positions(positions, dkey, contract, table)
+        lo = _widen(dkey[..., :pairs] if half else dkey[..., 0::2])
+        hi = _widen(dkey[..., pairs:] if half else dkey[..., 1::2])
+        dx0 = lo * cos + hi * sin
+        dx1 = hi * cos - lo * sin
+        return torch.stack([dx0.to(dkey.dtype), dx1.to(dkey.dtype)], dim=-1).flatten(-2)
+
+
+def _of_positions(
+    positions: torch.Tensor, key: torch.Tensor, contract: RopeContract, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [..., width / 2] as the key's dtype has them, widened again."""
+    check_positions(positions, key, contract.max_positions)
+    rows = table[positions.expand(key.shape[:-1]).long()]
+    if contract.rounding == "each_step":
+        rows = rows.to(key.dtype)
+    cos, sin = _widen(rows if key.dtype != torch.float64 else rows.double()).chunk(2, dim=-1)
+    return cos, sin
+
+
 def _rounded(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return value.to(like.dtype).float()
+    return _widen(value.to(like.dtype))
 
 
-def _check(key: torch.Tensor, positions: torch.Tensor, contract: RopeContract) -> None:
-    if key.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise TypeError(f"key has dtype {key.dtype}; allowed: bfloat16, float16, float32")
-    if key.dim() == 0 or key.shape[-1] != contract.width:
-        raise ValueError(
-            f"key has shape {tuple(key.shape)}; its last dimension must be the contract's width, "
-            f"{contract.width}"
-        )
-    if positions.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"positions have dtype {positions.dtype}; allowed: int32, int64")
-    if positions.shape != key.shape[:-1]:
-        raise ValueError(
-            f"positions have shape {tuple(positions.shape)}; they must have one for each key, "
-            f"{tuple(key.shape[:-1])}"
-        )
-    if positions.numel() == 0:
-        return
-    first, last = int(positions.min()), int(positions.max())
-    if first < 0 or last >= contract.max_positions:
-        raise ValueError(
-            f"positions run from {first} to {last}; the contract's run from 0 to "
-            f"{contract.max_positions - 1}"
-        )
+def _widen(value: torch.Tensor) -> torch.Tensor:
+    return value if value.dtype == torch.float64 else value.float()

@@ -6,8 +6,18 @@ eps, so the one to compare with is that of the Hugging Face config.json.
 
 from __future__ import annotations
 
-from ..contracts import NormContract
-from .spec import Fact, File, LatentNorm, Model, Norms, Source
+from ..contracts import KVContract, LatentQuant, NormContract, RopeContract
+from .spec import (
+    Compression,
+    Fact,
+    File,
+    LatentNorm,
+    Model,
+    Norms,
+    Rotation,
+    Source,
+    Step,
+)
 
 _CODE = File("deepseek-ai/DeepSeek-V3.2-Exp", "inference/model.py", "87e509a2e5a1")
 _CONFIG = File("deepseek-ai/DeepSeek-V3.2-Exp", "inference/config_671B_v3.2.json", "87e509a2e5a1")
@@ -24,6 +34,20 @@ _Q = Fact(1536, _CONFIG.at(16))
 _LAYERS = Fact(61, _CONFIG.at(6))
 
 _EPS = 1e-6  # the class's default, for block and latent norms alike
+_LATENT = NormContract(_KV.value, _EPS, "gain_then_cast")
+
+_KEY = Fact(64, _CONFIG.at(19))
+_MSCALE = Fact(1.0, _CODE.at(86, 536), "one value, which scales the softmax alone")
+_ROTATION = Rotation(
+    theta=Fact(10000.0, _CODE.at(82)),
+    factor=Fact(40.0, _CODE.at(83), "on where max_seq_len is above 4096 (lines 394 and 535)"),
+    original=Fact(4096, _CODE.at(81)),
+    beta_fast=Fact(32.0, _CODE.at(84)),
+    beta_slow=Fact(1.0, _CODE.at(85)),
+    mscale=_MSCALE,
+    mscale_all_dim=_MSCALE,
+    max_positions=Fact(163840, _HF_CONFIG.at(19), "model.py's default for max_seq_len is 16384"),
+)
 
 DEEPSEEK_V32 = Model(
     name="deepseek-v3.2-exp",
@@ -32,15 +56,69 @@ DEEPSEEK_V32 = Model(
     hidden_size=_HIDDEN,
     kv_lora_rank=_KV,
     q_lora_rank=_Q,
-    qk_rope_head_dim=Fact(64, _CONFIG.at(19)),
+    qk_rope_head_dim=_KEY,
+    qk_nope_head_dim=Fact(128, _CONFIG.at(18)),
+    v_head_dim=Fact(128, _CONFIG.at(20)),
+    heads=Fact(128, _CONFIG.at(8)),
     layers=_LAYERS,
     dense_layers=Fact(3, _CONFIG.at(7)),
     mla_layers=Fact(_LAYERS.value, _CODE.at((880, 884)), "every layer builds the same attention"),
     mtp_layers=Fact(1, _HF_CONFIG.at(31), "in the checkpoint only: model.py does not load it"),
     norms=Norms(
-        kv_latent=NormContract(_KV.value, _EPS, "gain_then_cast"),
+        kv_latent=_LATENT,
         q_latent=NormContract(_Q.value, _EPS, "gain_then_cast"),
         block=NormContract(_HIDDEN.value, _EPS, "gain_then_cast"),
+    ),
+    kv=KVContract(
+        norm=_LATENT,
+        key_width=_KEY.value,
+        rope=RopeContract(
+            width=_KEY.value,
+            theta=_ROTATION.theta.value,
+            factor=_ROTATION.factor.value,
+            low=10,
+            high=23,
+            interpolated="inverse",
+            rounding="result",
+            layout="interleaved",
+            max_positions=_ROTATION.max_positions.value,
+        ),
+        quant=LatentQuant(128, "act_quant"),
+    ),
+    rotation=_ROTATION,
+    compression=Compression(
+        down="kv_a_proj_with_mqa",
+        norm="kv_a_layernorm",
+        up="kv_b_proj",
+        steps=(
+            Step("down-projection", "self.wkv_a(x)", _CODE.at(565, 566)),
+            Step("norm", "self.kv_norm(kv)", _CODE.at(567)),
+            Step(
+                "rotation",
+                "apply_rotary_emb(k_pe.unsqueeze(2), freqs_cis)",
+                _CODE.at(568, (405, 425)),
+                "pairs stay side by side",
+            ),
+            Step(
+                "quantisation",
+                "act_quant(kv, block_size, self.scale_fmt)",
+                _CODE.at((569, 571)),
+                "and back, before the latent is used or cached",
+            ),
+            Step(
+                "cache",
+                "self.kv_cache[...] = kv, self.pe_cache[...] = k_pe",
+                _CODE.at(572, 573),
+                "model.py keeps what the codes stand for in bf16, FlashMLA and vLLM the codes",
+            ),
+            Step(
+                "up-projection",
+                "self.wkv_b(kv)",
+                _CODE.at((576, 578)),
+                "in prefill, from the latent that has been through the codes; absorbed in decoding",
+            ),
+        ),
+        scale=_CODE.at((533, 537)),
     ),
     kv_latent_norm=LatentNorm(
         title="Key–value latent RMSNorm",

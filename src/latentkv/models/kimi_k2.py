@@ -7,8 +7,18 @@ many layers the original had. maxtext's kimi-k2-1t.yml gives the same sizes.
 
 from __future__ import annotations
 
-from ..contracts import NormContract
-from .spec import Fact, File, LatentNorm, Model, Norms, Source
+from ..contracts import KVContract, NormContract, RopeContract
+from .spec import (
+    Compression,
+    Fact,
+    File,
+    LatentNorm,
+    Model,
+    Norms,
+    Rotation,
+    Source,
+    Step,
+)
 
 _CODE = File("moonshotai/Kimi-K2-Instruct", "modeling_deepseek.py", "fd1984e2b7a3")
 _CONFIG = File(
@@ -25,6 +35,19 @@ _LAYERS = Fact(61, _CONFIG.at(71), "the layers of the original, which the reduce
 _CONFIG_EPS = Fact(1e-6, _CONFIG.at(47), "passed to the block norms; the latent norms get none")
 
 _LATENT_EPS = 1e-6
+_LATENT = NormContract(_KV.value, _LATENT_EPS, "cast_then_gain")
+
+_KEY = Fact(64, _CONFIG.at(37))
+_ROTATION = Rotation(
+    theta=Fact(50000.0, _CONFIG.at(48)),
+    factor=Fact(32.0, _CONFIG.at(53), "64 in the later Kimi-K2-Instruct-0905"),
+    original=Fact(4096, _CONFIG.at(56)),
+    beta_fast=Fact(1.0, _CONFIG.at(51)),
+    beta_slow=Fact(1.0, _CONFIG.at(52)),
+    mscale=Fact(1.0, _CONFIG.at(54)),
+    mscale_all_dim=Fact(1.0, _CONFIG.at(55)),
+    max_positions=Fact(131072, _CONFIG.at(21)),
+)
 
 KIMI_K2 = Model(
     name="kimi-k2",
@@ -33,15 +56,70 @@ KIMI_K2 = Model(
     hidden_size=_HIDDEN,
     kv_lora_rank=_KV,
     q_lora_rank=_Q,
-    qk_rope_head_dim=Fact(64, _CONFIG.at(37)),
+    qk_rope_head_dim=_KEY,
+    qk_nope_head_dim=Fact(128, _CONFIG.at(36)),
+    v_head_dim=Fact(128, _CONFIG.at(67)),
+    heads=Fact(64, _CONFIG.at(29)),
     layers=_LAYERS,
     dense_layers=Fact(1, _CONFIG.at(15)),
     mla_layers=Fact(_LAYERS.value, _LAYERS.place, "every layer builds the same attention"),
     mtp_layers=Fact(0, _CONFIG.at(33)),
     norms=Norms(
-        kv_latent=NormContract(_KV.value, _LATENT_EPS, "cast_then_gain"),
+        kv_latent=_LATENT,
         q_latent=NormContract(_Q.value, _LATENT_EPS, "cast_then_gain"),
         block=NormContract(_HIDDEN.value, _CONFIG_EPS.value, "cast_then_gain"),
+    ),
+    kv=KVContract(
+        norm=_LATENT,
+        key_width=_KEY.value,
+        rope=RopeContract(
+            width=_KEY.value,
+            theta=_ROTATION.theta.value,
+            factor=_ROTATION.factor.value,
+            # Both betas are 1: one pair turns at its own frequency, the next at a 32nd of it.
+            low=19,
+            high=20,
+            interpolated="power",
+            rounding="each_step",
+            layout="half",
+            max_positions=_ROTATION.max_positions.value,
+        ),
+        quant=None,
+    ),
+    rotation=_ROTATION,
+    compression=Compression(
+        down="kv_a_proj_with_mqa",
+        norm="kv_a_layernorm",
+        up="kv_b_proj",
+        steps=(
+            Step(
+                "down-projection",
+                "self.kv_a_proj_with_mqa(hidden_states)",
+                _CODE.at((776, 780)),
+            ),
+            Step("norm", "self.kv_a_layernorm(compressed_kv)", _CODE.at(782)),
+            Step(
+                "up-projection",
+                "self.kv_b_proj(...)",
+                _CODE.at((781, 785)),
+                "to every head's content key and value; an engine that caches the latent absorbs "
+                "it into the query and the output",
+            ),
+            Step(
+                "rotation",
+                "apply_rotary_pos_emb(q_pe, k_pe, cos, sin, position_ids)",
+                _CODE.at(801, (339, 371)),
+                "pairs are brought into the half layout first and stay there",
+            ),
+            Step(
+                "cache",
+                "past_key_value.update(...)",
+                _CODE.at((812, 814)),
+                "the model's own file keeps every head's key and value; engines keep the latent "
+                "and the rotated key",
+            ),
+        ),
+        scale=_CODE.at((690, 696)),
     ),
     kv_latent_norm=LatentNorm(
         title="Key–value latent RMSNorm",

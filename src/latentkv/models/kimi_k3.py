@@ -6,8 +6,8 @@ the published config.json, read in a public copy.
 
 from __future__ import annotations
 
-from ..contracts import NormContract
-from .spec import Fact, File, LatentNorm, Model, Norms, Source
+from ..contracts import KVContract, NormContract
+from .spec import Compression, Fact, File, LatentNorm, Model, Norms, Source, Step
 
 _CODE = File("moonshotai/Kimi-K3", "modeling_kimi_linear.py", "f831ab668142")
 _CONFIG = File(
@@ -23,6 +23,8 @@ _Q = Fact(1536, _CONFIG.at(199))
 _CONFIG_EPS = Fact(1e-5, _CONFIG.at(245), "passed to the block norms; the latent norms get none")
 
 _LATENT_EPS = 1e-6
+_LATENT = NormContract(_KV.value, _LATENT_EPS, "cast_then_gain")
+_KEY = Fact(64, _CONFIG.at(201), "never rotated, in spite of its name")
 
 KIMI_K3 = Model(
     name="kimi-k3",
@@ -31,15 +33,54 @@ KIMI_K3 = Model(
     hidden_size=_HIDDEN,
     kv_lora_rank=_KV,
     q_lora_rank=_Q,
-    qk_rope_head_dim=Fact(64, _CONFIG.at(201), "never rotated, in spite of its name"),
+    qk_rope_head_dim=_KEY,
+    qk_nope_head_dim=Fact(128, _CONFIG.at(200)),
+    v_head_dim=Fact(128, _CONFIG.at(266)),
+    heads=Fact(96, _CONFIG.at(181)),
     layers=Fact(93, _CONFIG.at(187)),
     dense_layers=Fact(1, _CONFIG.at(46)),
     mla_layers=Fact(24, _CONFIG.at((67, 92)), "the layers listed, counted from 1"),
     mtp_layers=Fact(0, _CONFIG.at(189)),
     norms=Norms(
-        kv_latent=NormContract(_KV.value, _LATENT_EPS, "cast_then_gain"),
+        kv_latent=_LATENT,
         q_latent=NormContract(_Q.value, _LATENT_EPS, "cast_then_gain"),
         block=NormContract(_HIDDEN.value, _CONFIG_EPS.value, "cast_then_gain"),
+    ),
+    kv=KVContract(norm=_LATENT, key_width=_KEY.value, rope=None, quant=None),
+    rotation=None,
+    compression=Compression(
+        down="kv_a_proj_with_mqa",
+        norm="kv_a_layernorm",
+        up="kv_b_proj",
+        steps=(
+            Step(
+                "down-projection",
+                "self.kv_a_proj_with_mqa(hidden_states)",
+                _CODE.at(426),
+            ),
+            Step("norm", "self.kv_a_layernorm(k_pass)", _CODE.at(430)),
+            Step(
+                "up-projection",
+                "self.kv_b_proj(...)",
+                _CODE.at((430, 431)),
+                "to every head's content key and value; an engine that caches the latent absorbs "
+                "it into the query and the output",
+            ),
+            Step(
+                "rotation",
+                "none",
+                _CODE.at(396, 403, (435, 440)),
+                "the code asserts it; the key's 64 features are passed on as they are",
+            ),
+            Step(
+                "cache",
+                "past_key_values.update(...)",
+                _CODE.at((442, 444)),
+                "the model's own file keeps every head's key and value; engines keep the latent "
+                "and the key",
+            ),
+        ),
+        scale=_CODE.at(359),
     ),
     kv_latent_norm=LatentNorm(
         title="Latent RMSNorm",

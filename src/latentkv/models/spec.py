@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from ..contracts import NormContract
+from ..contracts import KVContract, NormContract
+from .yarn import Yarn, softmax_scale
 
 T = TypeVar("T")
 
@@ -152,6 +153,63 @@ class LatentNorm:
 
 
 @dataclass(frozen=True)
+class Rotation:
+    """The shared key's rotation as a model's configuration has it.
+
+    ``max_positions`` is that of the configuration.
+    """
+
+    theta: Fact[float]
+    factor: Fact[float]
+    original: Fact[int]
+    beta_fast: Fact[float]
+    beta_slow: Fact[float]
+    mscale: Fact[float]
+    mscale_all_dim: Fact[float]
+    max_positions: Fact[int]
+
+    @property
+    def yarn(self) -> Yarn:
+        return Yarn(
+            theta=self.theta.value,
+            factor=self.factor.value,
+            original=self.original.value,
+            beta_fast=self.beta_fast.value,
+            beta_slow=self.beta_slow.value,
+            mscale=self.mscale.value,
+            mscale_all_dim=self.mscale_all_dim.value,
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step from the hidden state to the cache: what the model's code calls, and where."""
+
+    name: str
+    expression: str
+    place: Place
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The key-value path of one model's code around the latent norm.
+
+    Arguments:
+        down, norm, up: the attributes that hold the down-projection, the latent norm and the
+            up-projection, as the checkpoint names them.
+        steps: in the order in which they run.
+        scale: the lines that give the softmax its scale.
+    """
+
+    down: str
+    norm: str
+    up: str
+    steps: tuple[Step, ...]
+    scale: Place
+
+
+@dataclass(frozen=True)
 class Norms:
     """The contracts of a model's RMSNorms."""
 
@@ -176,14 +234,28 @@ class Model:
     kv_lora_rank: Fact[int]
     q_lora_rank: Fact[int]
     qk_rope_head_dim: Fact[int]
+    qk_nope_head_dim: Fact[int]
+    v_head_dim: Fact[int]
+    heads: Fact[int]
     layers: Fact[int]
     dense_layers: Fact[int]
     mla_layers: Fact[int]
     mtp_layers: Fact[int]
     norms: Norms
+    kv: KVContract
+    rotation: Rotation | None
     kv_latent_norm: LatentNorm
+    compression: Compression
 
     def __post_init__(self) -> None:
+        if self.kv.norm != self.norms.kv_latent:
+            raise ValueError(f"{self.name}: kv.norm and norms.kv_latent differ")
+        if self.kv.key_width != self.qk_rope_head_dim.value:
+            raise ValueError(
+                f"{self.name}: kv.key_width is {self.kv.key_width}, its source says "
+                f"{self.qk_rope_head_dim.value}"
+            )
+        self._check_rotation()
         for norm, size in (
             ("kv_latent", self.kv_lora_rank),
             ("q_latent", self.q_lora_rank),
@@ -193,6 +265,24 @@ class Model:
             if width != size.value:
                 raise ValueError(
                     f"{self.name}: norms.{norm}.width is {width}, its source says {size.value}"
+                )
+
+    def _check_rotation(self) -> None:
+        rope, facts = self.kv.rope, self.rotation
+        if (rope is None) != (facts is None):
+            raise ValueError(f"{self.name}: kv.rope and rotation must both be there, or neither")
+        if rope is None or facts is None:
+            return
+        said = {
+            "theta": facts.theta.value,
+            "factor": facts.factor.value,
+            "max_positions": facts.max_positions.value,
+            **dict(zip(("low", "high"), facts.yarn.ramp(rope.width), strict=True)),
+        }
+        for name, value in said.items():
+            if getattr(rope, name) != value:
+                raise ValueError(
+                    f"{self.name}: kv.rope.{name} is {getattr(rope, name)}, its source says {value}"
                 )
 
     @property
@@ -209,3 +299,14 @@ class Model:
         """Key-value latent norms among the blocks that the model's page counts."""
         counted = self.kv_latent_norm.counted
         return self.moe_layers if counted == "MoE blocks" else self.mla_layers.value
+
+    @property
+    def up_width(self) -> int:
+        """Features of the key-value up-projection: each head's content key and value."""
+        return self.heads.value * (self.qk_nope_head_dim.value + self.v_head_dim.value)
+
+    @property
+    def softmax_scale(self) -> float:
+        """By what attention scores are multiplied, in fp64."""
+        yarn = None if self.rotation is None else self.rotation.yarn
+        return softmax_scale(self.qk_nope_head_dim.value + self.qk_rope_head_dim.value, yarn)

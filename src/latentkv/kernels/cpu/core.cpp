@@ -40,14 +40,20 @@
 
 namespace latentkv {
 
+// What one instruction set offers.
+struct Kernels {
+  NormKernel (*norm)(Dtype in, Dtype gain, Order order, bool with_residual);
+  NormGradKernel (*grad)(Dtype in, Dtype gain, Order order);
+  GradTotal total;
+  QuantCodes (*codes)(Dtype source);
+  QuantValues (*values)(Dtype source, Dtype out);
+  KeyKernel (*key)(Dtype in, Rotation rotation);
+};
+
 namespace baseline {
 #include "vec_baseline.inc"
 
-#include "rows.inc"
-
-#include "norm_rows.inc"
-
-#include "norm_backward.inc"
+#include "kernels.inc"
 }  // namespace baseline
 
 #ifdef LATENTKV_X86
@@ -55,11 +61,7 @@ BEGIN_AVX2
 namespace avx2 {
 #include "vec_avx2.inc"
 
-#include "rows.inc"
-
-#include "norm_rows.inc"
-
-#include "norm_backward.inc"
+#include "kernels.inc"
 }  // namespace avx2
 END_TARGET
 
@@ -67,11 +69,7 @@ BEGIN_AVX512
 namespace avx512 {
 #include "vec_avx512.inc"
 
-#include "rows.inc"
-
-#include "norm_rows.inc"
-
-#include "norm_backward.inc"
+#include "kernels.inc"
 }  // namespace avx512
 END_TARGET
 
@@ -80,11 +78,7 @@ BEGIN_AVX512_BF16
 namespace avx512_bf16 {
 #include "vec_avx512.inc"
 
-#include "rows.inc"
-
-#include "norm_rows.inc"
-
-#include "norm_backward.inc"
+#include "kernels.inc"
 }  // namespace avx512_bf16
 #undef LATENTKV_BF16_INSTRUCTIONS
 END_TARGET
@@ -107,25 +101,20 @@ bool has_avx512() {
 struct InstructionSet {
   const char* name;
   bool available;
-  NormKernel (*choose)(Dtype in, Dtype gain, Order order, bool with_residual);
-  NormGradKernel (*choose_grad)(Dtype in, Dtype gain, Order order);
-  GradTotal total;
+  Kernels kernels;
 };
 
 // Best first.
 const InstructionSet* instruction_sets() {
-#define LATENTKV_FROM(space) space::choose, space::choose_grad, space::total
   static const InstructionSet sets[] = {
 #ifdef LATENTKV_X86
-      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"),
-       LATENTKV_FROM(avx512_bf16)},
-      {"avx512", has_avx512(), LATENTKV_FROM(avx512)},
-      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), LATENTKV_FROM(avx2)},
+      {"avx512_bf16", has_avx512() && __builtin_cpu_supports("avx512bf16"), avx512_bf16::kernels()},
+      {"avx512", has_avx512(), avx512::kernels()},
+      {"avx2", __builtin_cpu_supports("avx2") && has_f16c(), avx2::kernels()},
 #endif
-      {"baseline", true, LATENTKV_FROM(baseline)},
-      {nullptr, false, nullptr, nullptr, nullptr},
+      {"baseline", true, baseline::kernels()},
+      {nullptr, false, {}},
   };
-#undef LATENTKV_FROM
   return sets;
 }
 
@@ -142,13 +131,34 @@ std::atomic<const InstructionSet*>& in_use() {
 
 }  // namespace
 
+namespace {
+const Kernels& chosen() { return in_use().load(std::memory_order_relaxed)->kernels; }
+}  // namespace
+
 NormKernel norm_kernel(Dtype in, Dtype gain, Order order, bool with_residual) {
-  return in_use().load(std::memory_order_relaxed)->choose(in, gain, order, with_residual);
+  return chosen().norm(in, gain, order, with_residual);
 }
 
 NormGradKernels norm_grad_kernels(Dtype in, Dtype gain, Order order) {
-  const InstructionSet* set = in_use().load(std::memory_order_relaxed);
-  return {set->choose_grad(in, gain, order), set->total};
+  const Kernels& kernels = chosen();
+  return {kernels.grad(in, gain, order), kernels.total};
+}
+
+QuantCodes quant_codes(Dtype source) { return chosen().codes(source); }
+
+QuantValues quant_values(Dtype source, Dtype out) { return chosen().values(source, out); }
+
+KeyKernel key_kernel(Dtype in, Rotation rotation) { return chosen().key(in, rotation); }
+
+void widen_values(const void* values, Dtype dtype, float* out, int64_t n) {
+  if (dtype == Dtype::fp32) {
+    std::memcpy(out, values, static_cast<size_t>(n) * sizeof *out);
+    return;
+  }
+  const auto* from = static_cast<const uint16_t*>(values);
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = dtype == Dtype::fp16 ? widen_fp16(from[i]) : float_of(uint32_t{from[i]} << 16);
+  }
 }
 
 void round_values(const float* values, void* out, int64_t n, Dtype dtype) {

@@ -89,8 +89,41 @@ struct NormGradKernels {
 
 NormGradKernels norm_grad_kernels(Dtype in, Dtype gain, Order order);
 
-// Rounds n fp32 values to the dtype, on any instruction set.
+// How a group's largest magnitude gives its scale: contracts.py's LatentQuant.
+enum class Rule : int { act_quant, flashmla, vllm_fused, vllm_cuda, sglang };
+
+struct QuantCall {
+  int64_t width;
+  int64_t group;  // divides the width
+  Rule rule;
+};
+
+// One row's e4m3 codes, a byte each, and its fp32 scales, at any alignment.
+using QuantCodes = void (*)(const void* latent, const QuantCall&, char* codes, char* scales);
+// What they stand for, in the dtype of `out`; in place, if that is the source's.
+using QuantValues = void (*)(const void* latent, const QuantCall&, void* out);
+
+QuantCodes quant_codes(Dtype source);
+QuantValues quant_values(Dtype source, Dtype out);
+
+// contracts.py's RopeContract: the layout of the result, and how often is rounded.
+enum class Rotation : int {
+  none,
+  half_each_step,
+  half_result,
+  interleaved_each_step,
+  interleaved_result,
+};
+
+// One key of `width` features; cos of its pairs' angles, then sin (not read without rotation). Keys may
+// not overlap.
+using KeyKernel = void (*)(const void* key, const float* cos, void* out, int64_t width);
+
+KeyKernel key_kernel(Dtype in, Rotation rotation);
+
+// Rounds n fp32 values to the dtype, and widens values of it, on any instruction set.
 void round_values(const float* values, void* out, int64_t n, Dtype dtype);
+void widen_values(const void* values, Dtype dtype, float* out, int64_t n);
 
 }  // namespace latentkv
 
