@@ -11,6 +11,9 @@ import sys
 import pytest
 
 from latentkv import models
+from latentkv.describe import page
+from latentkv.terminal import to_ascii
+from latentkv.terminal_compression import byte_diagram
 
 DISPLAYED = [models.get(name).display for name in models.names()]
 
@@ -32,10 +35,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "200"])
-@pytest.mark.parametrize("arguments", [("show",), ("show", "kimi-k2"), ("show", "kimi-k3")])
-def test_the_page_fits_its_width(arguments, columns):
-    result = run(*arguments, COLUMNS=columns, NO_COLOR="1")
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("columns", ["30", "60", "100", "160"])
+@pytest.mark.parametrize("arguments", [("show",), *(("show", name) for name in models.names())])
+def test_the_page_fits_its_width(arguments, columns, encoding):
+    result = run(*arguments, COLUMNS=columns, NO_COLOR="1", PYTHONIOENCODING=encoding)
     assert result.returncode == 0 and not result.stderr
     assert "\x1b" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= int(columns)
@@ -78,7 +82,84 @@ def test_the_page_says_all_that_json_says(name, columns):
             assert words(source[key]) in text
 
 
-@pytest.mark.parametrize("arguments", [("show",), ("show", "kimi-k3"), ("show", "--json")])
+@pytest.mark.parametrize("columns", ["60", "100", "160"])
+@pytest.mark.parametrize("name", models.names())
+def test_the_page_says_all_of_the_compression(name, columns):
+    told = json.loads(run("show", name, "--json").stdout)["compression"]
+    text = words(run("show", name, COLUMNS=columns).stdout)
+    said = [told["softmax"]["formula"], str(told["softmax"]["scale"])]
+    for step in told["steps"]:
+        said += [step["name"], step["expression"], step["does"].rstrip("."), step["note"]]
+        said += [
+            f"{step['file']} {step['lines']}",
+            f"[{', '.join(map(str, step['output']['shape']))}]",
+        ]
+    for weight in told["weights"]:
+        said += [weight["tensor"], *weight["parameters"]["calculation"].values()]
+    said += told["together"]["calculation"].values()
+    if told["rotation"]:
+        said += [value for value in told["rotation"].values() if isinstance(value, str)]
+    for setting in (told["max_positions"], *(told["rotation"] or {"settings": []})["settings"]):
+        said += [f"({setting['file']} {setting['lines']})", setting["note"]]
+    for record in told["records"]:
+        said += [record["name"], f"{record['bytes']:,} bytes a token and layer"]
+        said += record["calculation"].values()
+    for one in said:
+        assert words(one) in text, one
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "deepseek-v3.2-exp"])
+@pytest.mark.parametrize("width", range(28, 120))
+def test_the_byte_diagram(name, width):
+    for record in page(models.get(name)).compression.records:
+        drawn = byte_diagram(record, width)
+        lines = drawn.splitlines()
+        plain = to_ascii(drawn).splitlines()
+        assert max(map(len, lines)) <= width
+        assert [len(line) for line in plain] == [len(line) for line in lines]
+        offsets = [0, *(field.end for field in record.fields)]
+        if lines[0].startswith("byte"):  # in a row: each offset above its rule
+            rules = [match.start() for match in re.finditer("[┌┬┐]", lines[1])]
+            assert rules == [match.start() for match in re.finditer("[└┴┘]", lines[-1])]
+            assert [match.start() for match in re.finditer("│", lines[2])] == rules
+            starts = [match.start() for match in re.finditer(r"\d+", lines[0])]
+            assert (starts, list(map(int, re.findall(r"\d+", lines[0])))) == (rules, offsets)
+            assert len({len(line) for line in lines[1:]}) == 1
+        else:  # in a column: each offset before its rule
+            assert [int(line.split()[0]) for line in lines if re.search("[┌├└]", line)] == offsets
+            assert len({len(line) for line in lines}) == 1
+        for field in record.fields:
+            for text in (field.name, f"{field.count} {field.dtype}", f"{field.bytes:,} bytes"):
+                assert f" {text} " in drawn
+
+
+def test_the_byte_diagram_in_full():
+    (record,) = page(models.get("kimi-k2")).compression.records
+    assert byte_diagram(record, 40).splitlines() == [
+        "byte 0               1024          1152",
+        "     ┌───────────────┬─────────────┐",
+        "     │ latent        │ key         │",
+        "     │ 512 bfloat16  │ 64 bfloat16 │",
+        "     │ 1,024 bytes   │ 128 bytes   │",
+        "     └───────────────┴─────────────┘",
+    ]
+    assert to_ascii(byte_diagram(record, 30)).splitlines() == [
+        "   0 +--------------+",
+        "     | latent       |",
+        "     | 512 bfloat16 |",
+        "     | 1,024 bytes  |",
+        "1024 +--------------+",
+        "     | key          |",
+        "     | 64 bfloat16  |",
+        "     | 128 bytes    |",
+        "1152 +--------------+",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("show",), ("show", "kimi-k3"), ("show", "deepseek-v3.2-exp"), ("show", "--json")],
+)
 @pytest.mark.parametrize(
     "environment", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONIOENCODING": ""}]
 )

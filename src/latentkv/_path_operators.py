@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from . import definition
+from ._cache_arguments import check_apart, check_cache, check_slots
 from .contracts import (
     KVContract,
     LatentQuant,
@@ -25,12 +26,11 @@ from .contracts import (
 from .definition import records
 from .definition.arguments import (
     OPERATOR_DTYPES,
-    check_cache,
     check_down,
-    check_slots,
     check_strides,
     output_dtype,
 )
+from .definition.path import joined
 
 _ROWS = "Tensor down, Tensor gain, Tensor? positions, Tensor? table"
 _NUMERICS = "float eps, str order, str rope, str rule, int group"
@@ -73,6 +73,7 @@ def check_write(
     check_operands(down, gain, contract, positions, values=False)
     check_cache(cache, down, gain, contract)
     check_slots(slots, down, cache, values=values)
+    check_apart(cache, down=down, gain=gain, slots=slots, positions=positions)
     if values and contract.rope is not None and positions is not None:
         kept = slots >= 0
         rows = down[kept]
@@ -98,6 +99,8 @@ def _contract_of(
     if rope:
         if table is None or table.dim() != 2 or table.shape[1] != key_width:
             raise ValueError(f"rope {rope!r} needs a table [max_positions, {key_width}]")
+        if table.device != down.device:
+            raise ValueError(f"table is on {table.device} but down on {down.device}")
         layout, _, rounding = rope.partition("_")
         turn = RopeContract(
             width=key_width,
@@ -158,7 +161,7 @@ def _compress_kv_bwd(
     if contract.rope is not None:
         assert positions is not None and table is not None  # refused above
         dkey = definition.rotate_backward(dkey, positions, contract.rope, table)
-    return torch.cat([dx, dkey], dim=-1), dgain
+    return joined(dx, dkey), dgain
 
 
 def _write_kv(
@@ -172,7 +175,8 @@ def _write_kv(
 ) -> None:
     contract = _contract_of(down, gain, table, *numerics)
     check_write(cache, slots, down, gain, contract, positions)
-    records.write(cache, slots, down, gain, contract, positions, table)
+    with torch.no_grad():  # the cache is data: its history must not reach back to the gain
+        records.write(cache, slots, down, gain, contract, positions, table)
 
 
 def _fake_compress_kv(

@@ -8,15 +8,16 @@ and for a contiguous cache ``batch * tokens + token``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from . import layouts
+from ._cache_arguments import check_memory, check_slots
 from .compress import write_kv
 from .contracts import KVContract
 from .definition import records
-from .definition.arguments import INDEX_DTYPES, check_cache_memory, check_slots
 from .layouts import Record
 
 
@@ -53,7 +54,7 @@ class LatentCache:
             raise TypeError(
                 f"records have dtype {records.dtype}; {record.name} is torch.{record.element}"
             )
-        check_cache_memory(records)
+        check_memory(records)
         _check_writable(records)
         self.records = records
 
@@ -148,11 +149,9 @@ class LatentCache:
 
         Raises TypeError or ValueError.
         """
-        if not isinstance(slots, torch.Tensor) or slots.dtype not in INDEX_DTYPES:
-            raise TypeError("slots must be a tensor of int32 or int64")
-        check_slots(slots, slots.unsqueeze(-1), self.records)
+        check_slots(slots, None, self.records, values=self.records.device.type != "meta")
         quant = self.contract.quant
-        group = quant.group if quant and self.record.has("codes") else None
+        group = quant.group if quant and self.record.has("scales") else None
         norm, key = self.contract.norm.width, self.contract.key_width
         return records.read(self.records, slots, norm, key, group)
 
@@ -171,28 +170,33 @@ def half_to_interleaved(key: torch.Tensor) -> torch.Tensor:
     return _permuted(key, layouts.interleaved_of_half)
 
 
-def _permuted(key: torch.Tensor, order: object) -> torch.Tensor:
-    if key.dim() == 0 or key.shape[-1] % 2:
-        raise ValueError(f"key has shape {tuple(key.shape)}; its last dimension must be even")
-    assert callable(order)
+def _permuted(key: torch.Tensor, order: Callable[[int], tuple[int, ...]]) -> torch.Tensor:
+    if key.dim() == 0:
+        raise ValueError("key has no dimension; it must be [..., key_width]")
     return key[..., torch.tensor(order(key.shape[-1]), dtype=torch.int64, device=key.device)]
 
 
 def _check_record(record: Record, contract: KVContract) -> None:
-    if record.has("codes"):
+    if not isinstance(record, Record):
+        raise TypeError(f"record must be a layouts.Record, got {type(record).__name__}")
+    if not isinstance(contract, KVContract):
+        raise TypeError(f"contract must be a KVContract, got {type(contract).__name__}")
+    if record.has("scales"):
         wanted = layouts.fp8_ds_mla(contract)
     elif record.has("latent"):
         wanted = layouts.plain(contract, record.element)
     else:
-        raise ValueError(f"record {record.name} is described here, but not written")
+        raise ValueError(f"record {record.name!r} is described here, but nothing writes it")
     if record != wanted:
-        raise ValueError(f"record {record.name} doesn't fit the contract, whose own is {wanted}")
+        raise ValueError(f"record {record.name!r} doesn't fit the contract, whose own is {wanted}")
 
 
 def _check_block_size(block_size: int, record: Record) -> None:
+    if isinstance(block_size, bool) or not isinstance(block_size, int):
+        raise TypeError(f"block_size must be an int, got {block_size!r}")
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
-    if record.has("codes") and block_size != layouts.FP8_BLOCK:
+    if record.has("scales") and block_size != layouts.FP8_BLOCK:
         raise ValueError(
             f"{record.name} comes in blocks of {layouts.FP8_BLOCK}, which its kernels demand; "
             f"got {block_size}"

@@ -51,7 +51,16 @@ def compare(models: Sequence[Model]) -> Comparison:
         Row(field, tuple(cell(model, one) for model, one in zip(models, pages, strict=True)))
         for field, cell in _FIELDS.items()
     ]
-    consequences = (_orders(pages), _promotions(pages), _configs(pages), *_counts(models))
+    consequences = (
+        _orders(pages),
+        _promotions(pages),
+        _configs(pages),
+        *_counts(models),
+        _layouts(models),
+        _scales(models),
+        _quantised(models),
+        _caches(pages, models),
+    )
     return Comparison(
         tuple(one.model for one in pages), tuple(rows), tuple(filter(None, consequences))
     )
@@ -66,8 +75,48 @@ def config_place(config: Config) -> str:
     return f"{config.file} {config.lines}"
 
 
+def cite(sentence: str, file: str, lines: str) -> str:
+    """The sentence, with the place that shows it before its full stop."""
+    return f"{sentence.rstrip('.')} ({file} {lines})."
+
+
 def _contract(contract: NormContract) -> str:
     return f"{contract.width:,} features, ε = {scientific(contract.eps)}"
+
+
+def _rotation(model: Model) -> str:
+    rope = model.kv.rope
+    return "none" if rope is None else f"{rope.layout} layout, rounding {rope.rounding}"
+
+
+def _frequencies(model: Model) -> str:
+    rope = model.kv.rope
+    if rope is None:
+        return "none"
+    return (
+        f"theta {rope.theta:,.0f}; factor {rope.factor:g} from pair {rope.low} to {rope.high}, "
+        f"applied to the {rope.interpolated}"
+    )
+
+
+def _quantisation(model: Model) -> str:
+    quant = model.kv.quant
+    return "none" if quant is None else f"e4m3, {quant.rule}, groups of {quant.group}"
+
+
+def _step_place(shown: Page, name: str) -> str:
+    return " ".join(
+        f"{step.file} {step.lines}" for step in shown.compression.steps if step.name == name
+    )
+
+
+def _frequency_place(shown: Page) -> str:
+    """The lines of theta and factor, which one file has."""
+    if shown.compression.rotation is None:
+        return ""
+    settings = {one.name: one for one in shown.compression.rotation.settings}
+    theta, factor = settings["theta"], settings["factor"]
+    return f"{theta.file} {theta.lines}, {factor.lines}"
 
 
 _FIELDS: dict[str, Callable[[Model, Page], Cell]] = {
@@ -95,6 +144,21 @@ _FIELDS: dict[str, Callable[[Model, Page], Cell]] = {
     "verdict": lambda m, p: Cell(p.verdict),
     "query latent norm": lambda m, p: Cell(_contract(m.norms.q_latent)),
     "block norm": lambda m, p: Cell(_contract(m.norms.block)),
+    "key rotation": lambda m, p: Cell(_rotation(m), _step_place(p, "rotation")),
+    "rotary frequencies": lambda m, p: Cell(_frequencies(m), _frequency_place(p)),
+    "latent quantisation": lambda m, p: Cell(_quantisation(m), _step_place(p, "quantisation")),
+    "softmax scale": lambda m, p: Cell(
+        str(p.compression.softmax.scale),
+        f"{p.compression.softmax.file} {p.compression.softmax.lines}",
+    ),
+    "key–value parameters, whole model": lambda m, p: Cell(
+        p.compression.together.calculation.whole_model_total
+    ),
+    "cache bytes a token": lambda m, p: Cell(
+        "; ".join(
+            f"{record.name} {record.calculation.per_token}" for record in p.compression.records
+        )
+    ),
     "code": lambda m, p: Cell(p.code.file, p.code.heading),
     "sources": lambda m, p: Cell(", ".join(source.id for source in p.sources)),
 }
@@ -154,3 +218,58 @@ def _counts(models: Sequence[Model]) -> tuple[str, ...]:
         f"Counts: {told}. A dense layer's norm is the same as a MoE block's, so a loader must "
         "expect the larger number.",
     )
+
+
+def _layouts(models: Sequence[Model]) -> str:
+    by_layout: dict[str, list[str]] = {}
+    for model in models:
+        layout = model.kv.rope.layout if model.kv.rope else ""
+        by_layout.setdefault(layout, []).append(model.display)
+    unrotated = by_layout.pop("", [])
+    if len(by_layout) < 2 and not (by_layout and unrotated):
+        return ""
+    told = [f"{' and '.join(names)}: {layout}" for layout, names in by_layout.items()]
+    if unrotated:
+        told.append(f"{' and '.join(unrotated)}: not rotated at all")
+    return (
+        f"Key layout: {'; '.join(told)}. A query scores rightly only against keys in its own "
+        "layout; the other is a permutation of it, with the same shape and dtype."
+    )
+
+
+def _scales(models: Sequence[Model]) -> str:
+    if len({model.softmax_scale for model in models}) < 2:
+        return ""
+    told = ", ".join(
+        f"{model.softmax_scale * model.head_width**0.5:.6g} × {model.head_width}^-0.5 in "
+        f"{model.display}"
+        for model in models
+    )
+    return (
+        f"Softmax scale: {told}. The factor is YaRN's m squared; without it attention is softer "
+        "than the model's, and nothing fails."
+    )
+
+
+def _quantised(models: Sequence[Model]) -> str:
+    rounded = [model.display for model in models if model.kv.quant is not None]
+    if len(rounded) in (0, len(models)):
+        return ""
+    return (
+        f"Latent quantisation: in {' and '.join(rounded)} attention reads what the latent's e4m3 "
+        "codes stand for, before any cache; in the others it reads the norm's own output, so that "
+        "an fp8 cache changes what they compute."
+    )
+
+
+def _caches(pages: Sequence[Page], models: Sequence[Model]) -> str:
+    told = []
+    for one, model in zip(pages, models, strict=True):
+        record, some, every = one.compression.records[0], model.mla_layers.value, model.layers.value
+        if some != every:
+            told.append(
+                f"Cache: {some} of {model.display}'s {every} layers keep a latent; sized for all "
+                f"of them, a {record.name} cache takes {record.bytes * every:,} bytes a token "
+                f"instead of {record.bytes_per_token:,}."
+            )
+    return " ".join(told)

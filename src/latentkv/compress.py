@@ -106,7 +106,7 @@ def write_kv(
         _write_kv(cache, slots, *_in_graph(down, gain, contract, positions))
         return
     try:
-        if cache.requires_grad or cache.is_inference():
+        if cache.requires_grad or (cache.is_inference() and not torch.is_inference_mode_enabled()):
             _explain_write(cache, slots, down, gain, contract, positions)
         plan = plan_of(contract)
         if down.size(-1) != plan.width or gain.size(0) != plan.latent_width:

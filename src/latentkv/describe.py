@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._source import Definition, definition
+from .compression import Compression, compression
 from .contracts import NormContract
 from .models.spec import LatentNorm, Model, Place, Source
+from .parameters import Parameters, parameters
 
 DEFINITION = ("definition/norm.py", "rms_norm")
 
@@ -96,34 +98,6 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What the numbers of instances count."""
-
-    instances: str
-    whole_model_instances: str
-
-
-@dataclass(frozen=True)
-class Calculation:
-    """The products behind the numbers."""
-
-    per_instance: str
-    total: str
-    whole_model_total: str
-
-
-@dataclass(frozen=True)
-class Parameters:
-    per_instance: int
-    instances: int
-    total: int
-    whole_model_instances: int
-    whole_model_total: int
-    counts: Counts
-    calculation: Calculation
-
-
-@dataclass(frozen=True)
 class Code:
     """Where the model's own code is, and the definition, which is shown in its place."""
 
@@ -163,18 +137,19 @@ class Page:
     arithmetic: Arithmetic
     parameters: Parameters
     verdict: str
+    compression: Compression
     code: Code
     sources: tuple[Card, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Dictionaries, lists, strings, numbers and booleans; tuples become lists."""
+        """Dictionaries, lists, strings, numbers, booleans and None; tuples become lists."""
         result = _plain(self)
         assert isinstance(result, dict)
         return result
 
 
 def page(model: Model) -> Page:
-    """The page of a model's key-value latent norm."""
+    """The page of a model's key-value latent norm, with the compression around it."""
     norm, contract = model.kv_latent_norm, model.norms.kv_latent
     return Page(
         model=model.display,
@@ -209,7 +184,7 @@ def page(model: Model) -> Page:
             norm.arithmetic.file.name,
             norm.arithmetic.label,
         ),
-        parameters=_parameters(model, contract),
+        parameters=parameters(model, (contract.width,)),
         verdict=(
             "Derived: the configured feature width for every instance; "
             + (
@@ -218,6 +193,7 @@ def page(model: Model) -> Page:
                 else "an independent count of the checkpoint's tensors has not been made."
             )
         ),
+        compression=compression(model),
         code=Code(
             norm.code.file.name,
             _heading(norm.code),
@@ -290,35 +266,6 @@ def _tensor(
         Axis("d", contract.width, "kv latent"),
     )
     return Tensor(symbol, shape, dtype, note)
-
-
-def _parameters(model: Model, contract: NormContract) -> Parameters:
-    width, some, every = contract.width, model.instances, model.mla_layers.value
-
-    def product(instances: int) -> str:
-        return f"{width:,} × {instances:,} = {width * instances:,}"
-
-    return Parameters(
-        per_instance=width,
-        instances=some,
-        total=width * some,
-        whole_model_instances=every,
-        whole_model_total=width * every,
-        counts=Counts(model.kv_latent_norm.counted, _whole(model)),
-        calculation=Calculation(f"{width:,}", product(some), product(every)),
-    )
-
-
-def _whole(model: Model) -> str:
-    """What the count over the whole model counts, and what neither count holds."""
-    every, layers, dense = model.mla_layers.value, model.layers.value, model.dense_layers.value
-    if every == layers:
-        text = f"every layer: {model.moe_layers} MoE blocks and {dense} dense"
-    else:
-        text = f"every MLA layer; the other {layers - every} layers have no key–value latent"
-    if extra := model.mtp_layers.value:
-        text += f"; the checkpoint's MTP layer has {extra} more, which neither count includes"
-    return text
 
 
 def _heading(code: Place) -> str:

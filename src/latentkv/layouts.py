@@ -32,6 +32,9 @@ class Field:
     count: int
     dtype: str
 
+    def __post_init__(self) -> None:
+        _check_dtype(self.dtype)
+
     @property
     def bytes(self) -> int:
         return self.count * SIZES[self.dtype]
@@ -56,6 +59,7 @@ class Record:
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
+        _check_dtype(self.element)
         end = 0
         for field in self.fields:
             if field.offset != end or field.count < 0:
@@ -101,6 +105,7 @@ def from_json(described: dict[str, Any]) -> Record:
 
 def plain(contract: KVContract, dtype: str = "bfloat16") -> Record:
     """Latent, then key, in one dtype: "bfloat16", "float16" or "float32"."""
+    _check_contract(contract)
     if dtype not in ("bfloat16", "float16", "float32"):
         raise ValueError(f"a plain record is bfloat16, float16 or float32, not {dtype}")
     return _packed(
@@ -117,6 +122,7 @@ def fp8_ds_mla(contract: KVContract) -> Record:
     Raises ValueError for a contract without a scale rule, and for one whose fp32 scales would not
     lie at multiples of 4 bytes.
     """
+    _check_contract(contract)
     if contract.quant is None:
         raise ValueError(
             "an fp8 cache needs a scale rule, and this contract has none: pass "
@@ -134,12 +140,16 @@ def fp8_ds_mla(contract: KVContract) -> Record:
     )
 
 
-# Records of other software, as data: nothing here writes them.
-FP8_PER_TENSOR = Record(
-    "fp8, one scale a tensor",
-    "float8_e4m3fn",
-    (Field("codes", 0, 512, "float8_e4m3fn"), Field("key", 512, 64, "float8_e4m3fn")),
-)
+def fp8_per_tensor(contract: KVContract) -> Record:
+    """Latent and key in e4m3, their one scale kept elsewhere: a record of other software, as data,
+    which nothing here writes."""
+    _check_contract(contract)
+    return _packed(
+        "fp8_per_tensor",
+        "float8_e4m3fn",
+        ("codes", contract.norm.width, "float8_e4m3fn"),
+        ("key", contract.key_width, "float8_e4m3fn"),
+    )
 
 
 def bytes_per_token(record: Record, layers: int = 1) -> int:
@@ -151,6 +161,8 @@ def bytes_per_layer(record: Record, tokens: int, block_size: int = 1) -> int:
     """Bytes of one layer's cache for this many tokens, in whole blocks."""
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
+    if tokens < 0:
+        raise ValueError(f"tokens must be at least 0, got {tokens}")
     return -(-tokens // block_size) * block_size * record.bytes
 
 
@@ -161,11 +173,13 @@ def bytes_per_model(record: Record, tokens: int, layers: int, block_size: int = 
 
 def interleaved_of_half(width: int) -> tuple[int, ...]:
     """Where each feature of an interleaved key lies in the half layout: ``half[result[i]]``."""
+    _check_even(width)
     return tuple(i // 2 + (i % 2) * (width // 2) for i in range(width))
 
 
 def half_of_interleaved(width: int) -> tuple[int, ...]:
     """Where each feature of a half-layout key lies in the interleaved one."""
+    _check_even(width)
     pairs = width // 2
     return tuple(2 * i if i < pairs else 2 * (i - pairs) + 1 for i in range(width))
 
@@ -176,3 +190,18 @@ def _packed(name: str, element: str, *fields: tuple[str, int, str]) -> Record:
         placed.append(Field(label, end, count, dtype))
         end = placed[-1].end
     return Record(name, element, tuple(placed))
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in SIZES:
+        raise ValueError(f"dtype {dtype!r} is unknown; allowed: {', '.join(SIZES)}")
+
+
+def _check_even(width: int) -> None:
+    if width < 0 or width % 2:
+        raise ValueError(f"a key has an even number of features, since they are pairs: {width}")
+
+
+def _check_contract(contract: KVContract) -> None:
+    if not isinstance(contract, KVContract):
+        raise TypeError(f"contract must be a KVContract, got {type(contract).__name__}")

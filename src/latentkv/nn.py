@@ -97,8 +97,11 @@ class KVCompression(torch.nn.Module):
     ) -> None:
         """The same into the cache's slots, without a latent or key in between.
 
-        Raises ValueError for a cache of another contract; else as `LatentCache.write`.
+        Raises TypeError for another kind of cache, ValueError for one of another contract; else
+        as `LatentCache.write`.
         """
+        if not isinstance(cache, LatentCache):
+            raise TypeError(f"cache must be a LatentCache, got {type(cache).__name__}")
         if cache.contract != self.contract:
             raise ValueError(f"the cache's contract is {cache.contract}, not {self.contract}")
         down = self.kv_a_proj_with_mqa(hidden)

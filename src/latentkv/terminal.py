@@ -11,8 +11,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from .compare import Comparison, Row, config_place, shape
+from .compare import Comparison, Row, cite, config_place, shape
 from .describe import Card, Config, Page, scientific
+from .terminal_compression import compression_section
 
 _NARROWEST, _WIDEST = 30, 1000  # whatever COLUMNS says
 _PAGE_WIDTH = 100  # longer lines are hard to read
@@ -38,7 +39,10 @@ _ASCII = {
     "·": "-",
     "–": "-",
     "›": ">",
+    "→": "->",
     "─": "-",
+    "│": "|",
+    **dict.fromkeys("┌┬┐├┤└┴┘", "+"),
     "≠": "!=",
     "◂": "<",
 }
@@ -64,6 +68,7 @@ class Screen:
             *self._head(page),
             *self._arithmetic(page),
             *self._parameters(page),
+            *compression_section(self, page.compression, width),
             *self._code(page, width),
             *self._sources(page),
         )
@@ -135,15 +140,15 @@ class Screen:
     def _arithmetic(self, page: Page) -> list[RenderableType]:
         eps, arithmetic, gain = page.eps, page.arithmetic, page.module.gain
         return [
-            self._fields(
+            self.fields(
                 {
                     "in": f"{self._symbol(page.input.symbol)} {shape(page.input)}\n"
                     f"{page.input.note}; dtype: {page.input.dtype}",
                     "out": f"{self._symbol(page.output.symbol)} {shape(page.output)}\n"
                     f"dtype: {page.output.dtype}",
                     "order": page.order,
-                    "arithmetic": _cite(arithmetic.sentence, arithmetic.file, arithmetic.lines),
-                    "eps": _cite(eps.origin, eps.file, eps.lines),
+                    "arithmetic": cite(arithmetic.sentence, arithmetic.file, arithmetic.lines),
+                    "eps": cite(eps.origin, eps.file, eps.lines),
                     "eps in config": _config(eps.config),
                     "module": f"{page.module.name}, of class {page.module.class_}; its {gain.name} "
                     f"is {self._symbol(gain.symbol)}, [{gain.size}], {gain.dtype} "
@@ -158,7 +163,7 @@ class Screen:
         counts, products = numbers.counts, numbers.calculation
         return [
             self.text("Parameters", "bold"),
-            self._fields(
+            self.fields(
                 {
                     "per instance": f"learned gain: {products.per_instance}; "
                     f"{page.module.gain.owner}",
@@ -176,8 +181,8 @@ class Screen:
         ranges = ", ".join(code.ranges)
         return [
             self.text("Code  ", "bold") + self.text(f"{code.file} {code.heading}"),
-            *([] if ranges == code.heading else [self._fields({"passages": ranges})]),
-            self._fields({"shown": f"{code.definition.file}, {code.definition.function}"}),
+            *([] if ranges == code.heading else [self.fields({"passages": ranges})]),
+            self.fields({"shown": f"{code.definition.file}, {code.definition.function}"}),
             "",
             Padding(self.text(_wrap_code(code.definition.source, width - 2)), (0, 0, 0, 2)),
             "",
@@ -200,7 +205,8 @@ class Screen:
             ),
         )
 
-    def _fields(self, fields: dict[str, str]) -> Table:
+    def fields(self, fields: dict[str, str]) -> Table:
+        """Names to the left, values beside them."""
         grid = Table.grid(padding=(0, 2), pad_edge=True)
         grid.add_column(style="dim", min_width=min(13, self.console.width // 3), overflow="fold")
         grid.add_column(overflow="fold")
@@ -249,10 +255,6 @@ def to_ascii(content: str) -> str:
     if not content.isascii():
         content = content.replace("10⁻", "10^⁻").translate(_POWERS)
     return content.encode("ascii", "replace").decode("ascii")
-
-
-def _cite(sentence: str, file: str, lines: str) -> str:
-    return f"{sentence.rstrip('.')} ({file} {lines})."
 
 
 def _config(config: Config) -> str:

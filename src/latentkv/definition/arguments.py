@@ -35,13 +35,10 @@ def check_norm(
     if residual is not None:
         tensors["residual"] = residual
     for label, value in tensors.items():
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{label} must be a tensor, got {type(value).__name__}")
-        if value.layout != torch.strided:
-            raise TypeError(f"{label} must be a strided tensor, got layout {value.layout}")
+        check_strided(label, value)
         if value.dtype not in dtypes:
             raise TypeError(
-                f"{label} has dtype {_dtype(value)}; allowed: {', '.join(map(_name, dtypes))}"
+                f"{label} has dtype {_dtype(value)}; allowed: {', '.join(map(named, dtypes))}"
                 + _float64_hint(value.dtype)
             )
         if value.device != x.device:
@@ -92,7 +89,7 @@ def check_gradients(
         if value.shape != shape or value.dtype != dtype or value.device != x.device:
             raise ValueError(
                 f"{name} is {_dtype(value)} {tuple(value.shape)} on {value.device}; it must be "
-                f"{_name(dtype)} {tuple(shape)} on {x.device}"
+                f"{named(dtype)} {tuple(shape)} on {x.device}"
             )
 
 
@@ -116,8 +113,8 @@ def check_strides(
 def check_key(key: torch.Tensor, width: int) -> None:
     """Refuse a key that can't be rotated. Raises TypeError or ValueError."""
     if key.dtype not in DEFINITION_DTYPES:
-        allowed = ", ".join(map(_name, DEFINITION_DTYPES))
-        raise TypeError(f"key has dtype {key.dtype}; allowed: {allowed}")
+        allowed = ", ".join(map(named, DEFINITION_DTYPES))
+        raise TypeError(f"key has dtype {_dtype(key)}; allowed: {allowed}")
     if key.dim() == 0 or key.shape[-1] != width:
         raise ValueError(
             f"key has shape {tuple(key.shape)}; its last dimension must be the contract's width, "
@@ -139,8 +136,7 @@ def check_positions(
             "positions are missing: this contract rotates the shared key, so pass each row's "
             "position, int32 or int64"
         )
-    if not isinstance(positions, torch.Tensor):
-        raise TypeError(f"positions must be a tensor, got {type(positions).__name__}")
+    check_strided("positions", positions)
     if positions.dtype not in INDEX_DTYPES:
         raise TypeError(f"positions have dtype {_dtype(positions)}; allowed: int32, int64")
     if positions.device != rows.device:
@@ -181,8 +177,7 @@ def check_down(
             f"contract must be a KVContract, got {type(contract).__name__}: pass "
             "models.get('kimi-k2').kv"
         )
-    if not isinstance(down, torch.Tensor):
-        raise TypeError(f"down must be a tensor, got {type(down).__name__}")
+    check_strided("down", down)
     if down.dim() == 0 or down.shape[-1] != contract.width:
         raise ValueError(
             f"down has shape {tuple(down.shape)}; its last dimension must be {contract.width}: "
@@ -195,123 +190,21 @@ def check_down(
         check_positions(positions, down, contract.rope.max_positions, values=values)
 
 
-def check_slots(
-    slots: torch.Tensor, down: torch.Tensor, cache: torch.Tensor, *, values: bool = True
-) -> None:
-    """Refuse slots that don't go with the rows or lie outside the cache. ``values`` as above."""
-    if not isinstance(slots, torch.Tensor):
-        raise TypeError(f"slots must be a tensor, got {type(slots).__name__}")
-    if slots.dtype not in INDEX_DTYPES:
-        raise TypeError(f"slots have dtype {_dtype(slots)}; allowed: int32, int64")
-    if slots.shape != down.shape[:-1]:
-        raise ValueError(
-            f"slots have shape {tuple(slots.shape)}; they must have one for each row of down, "
-            f"{tuple(down.shape[:-1])}: give padding rows slot -1"
-        )
-    if slots.device != down.device:
-        raise ValueError(f"slots are on {slots.device} but down on {down.device}: move one of them")
-    if not values or slots.numel() == 0:
-        return
-    largest, capacity = int(slots.max()), cache.shape[0] * cache.shape[1]
-    if largest >= capacity:
-        raise ValueError(
-            f"slot {largest} is out of range: the cache has {capacity} records, in "
-            f"{cache.shape[0]} blocks of {cache.shape[1]}"
-        )
+def check_strided(name: str, value: object) -> None:
+    """Refuse what is no tensor, or has no strides. Raises TypeError."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, got layout {value.layout}")
 
 
-def check_cache(
-    cache: torch.Tensor, down: torch.Tensor, gain: torch.Tensor, contract: KVContract
-) -> None:
-    """Refuse what rows of this contract can't be written to. Raises TypeError or ValueError."""
-    if not isinstance(cache, torch.Tensor):
-        raise TypeError(f"cache must be a tensor, got {type(cache).__name__}")
-    if cache.device != down.device:
-        raise ValueError(f"cache is on {cache.device} but down on {down.device}: move one of them")
-    if cache.dim() != 3:
-        raise ValueError(
-            f"cache has shape {tuple(cache.shape)}; it must be [blocks, block size, record]"
-        )
-    if cache.shape[1] < 1:
-        raise ValueError("cache has block size 0; a block must hold at least 1 record")
-    if cache.dtype == torch.uint8:
-        if contract.quant is None:
-            raise ValueError(
-                "an fp8 cache needs a scale rule, and this contract has none: pass "
-                'dataclasses.replace(contract, quant=LatentQuant(128, "act_quant")), or a cache '
-                f"of dtype {_dtype(down)}"
-            )
-        if down.dtype != torch.bfloat16:
-            raise TypeError(
-                f"down has dtype {_dtype(down)}; an fp8 record holds the key in bfloat16, so rows "
-                "must be bfloat16"
-            )
-        groups = contract.norm.width // contract.quant.group
-        width = contract.norm.width + 4 * groups + 2 * contract.key_width
-        what = f"{contract.norm.width} codes, {groups} fp32 scales, {contract.key_width} bf16"
-    else:
-        latent = output_dtype(down.dtype, gain.dtype, contract.norm.order)
-        if not cache.dtype == down.dtype == latent:
-            raise TypeError(
-                f"cache has dtype {_dtype(cache)}; rows of {_dtype(down)} give latents of "
-                f"{_name(latent)} and keys of {_dtype(down)}, and all three must be the same"
-            )
-        width = contract.width
-        what = f"{contract.norm.width} latent features, {contract.key_width} of the key"
-    if cache.shape[2] != width:
-        raise ValueError(
-            f"cache has records of {cache.shape[2]} elements; this contract's have {width}: {what}"
-        )
-    check_cache_memory(cache)
-    if cache.device.type == "cpu" and cache.numel() and down.numel():
-        ours, theirs = _span(cache), _span(down)
-        if ours[0] < theirs[1] and theirs[0] < ours[1]:
-            raise ValueError("cache and down share memory: a write would change rows not yet read")
-
-
-def check_cache_memory(cache: torch.Tensor) -> None:
-    """Refuse records that overlap, lie in pieces or can't be written. Raises ValueError."""
-    blocks, block_size, width = cache.shape
-    block, record, element = cache.stride()
-    record = record if block_size > 1 else width
-    if (
-        (element != 1 and width > 1)
-        or record < width
-        or (blocks > 1 and block < (block_size - 1) * record + width)
-    ):
-        raise ValueError(
-            f"cache has strides {tuple(cache.stride())} for shape {tuple(cache.shape)}: its "
-            "records overlap or lie in pieces, and a write to one would change another; pass a "
-            "cache of its own memory, not an expanded or transposed one"
-        )
-    if block % width or record % width:
-        raise ValueError(
-            f"cache has strides {tuple(cache.stride())}: blocks and records must begin at whole "
-            f"records of {width} elements"
-        )
-    if cache.requires_grad:
-        raise ValueError("cache requires a gradient, which a write would falsify: detach() it")
-    if cache.is_inference() and not torch.is_inference_mode_enabled():
-        raise ValueError(
-            "cache is not writable here: it was made in inference mode and is written outside it"
-        )
-
-
-def _span(value: torch.Tensor) -> tuple[int, int]:
-    """The addresses from a tensor's first element to behind its last."""
-    if isinstance(value, torch._subclasses.FakeTensor):
-        return 0, 0
-    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    begin = value.data_ptr()
-    return begin, begin + (last + 1) * value.element_size()
-
-
-def _name(dtype: torch.dtype) -> str:
+def named(dtype: torch.dtype) -> str:
+    """As errors write it: bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def _dtype(value: torch.Tensor) -> str:
-    return _name(value.dtype)
+    return named(value.dtype)
 
 
 def _float64_hint(dtype: torch.dtype) -> str:

@@ -92,7 +92,16 @@ def compress_kv_backward(
         if table is None:
             table = rotary_table(contract.rope).to(down.device)
         dkey = rotate_backward(dkey, positions, contract.rope, table)
-    return torch.cat([dx, dkey], dim=-1), dgain
+    return joined(dx, dkey), dgain
+
+
+def joined(latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Side by side, [..., width + key_width]: torch.cat, which under autocast to the other 16-bit
+    dtype raises."""
+    both = latent.new_empty((*latent.shape[:-1], latent.shape[-1] + key.shape[-1]))
+    both[..., : latent.shape[-1]] = latent
+    both[..., latent.shape[-1] :] = key
+    return both
 
 
 def _latent(down: torch.Tensor, gain: torch.Tensor, contract: KVContract) -> torch.Tensor:

@@ -41,7 +41,8 @@ def quantise(latent: torch.Tensor, quant: LatentQuant) -> tuple[torch.Tensor, to
         undefined = ratio.isnan() | ~amax.isfinite()
         codes = torch.where(undefined, _NAN_CODE, codes).flatten(-2)
         scale = torch.where(amax.isfinite(), scale, torch.nan)
-        return codes.view(torch.float8_e4m3fn), scale.squeeze(-1).contiguous()
+        codes = codes.contiguous().view(torch.float8_e4m3fn)
+        return codes, scale.squeeze(-1).contiguous()
 
 
 @uncompiled

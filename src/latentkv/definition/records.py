@@ -10,7 +10,7 @@ import torch
 
 from ..contracts import KVContract
 from .as_written import uncompiled
-from .path import codes_of, compress_kv, key_of
+from .path import codes_of, compress_kv, joined, key_of
 from .quant import dequantise
 
 
@@ -27,7 +27,7 @@ def write(
     """Compress each row into its slot: a negative one skips it, of equal ones the last wins."""
     kept = slots >= 0
     rows, where = down[kept], slots[kept].long()
-    if positions is not None:
+    if contract.rope is not None and positions is not None:
         positions = positions.expand(down.shape[:-1])[kept]
     fresh = encode(rows, gain, contract, positions, table, fp8=cache.dtype == torch.uint8)
     distinct, place = where.unique(return_inverse=True)
@@ -49,7 +49,7 @@ def encode(
 ) -> torch.Tensor:
     """The records of rows [n, width]: [n, record], in the rows' dtype or in uint8."""
     if not fp8:
-        return torch.cat(compress_kv(down, gain, contract, positions, table), dim=-1)
+        return joined(*compress_kv(down, gain, contract, positions, table))
     codes, scales = codes_of(down, gain, contract)
     key = key_of(down, contract, positions, table)
     return torch.cat([part.view(torch.uint8) for part in (codes, scales, key)], dim=-1)
@@ -65,10 +65,9 @@ def read(
     """
     block_size = cache.shape[1]
     kept = slots >= 0
-    at = slots.clamp_min(0).long()
-    # Slot 0 stands in for skipped ones in the address only: what it holds is not used.
-    found = cache[at // block_size, at % block_size]
-    found = torch.where(kept.unsqueeze(-1), found, torch.zeros((), dtype=cache.dtype))
+    at = slots[kept].long()
+    found = cache.new_zeros((*slots.shape, cache.shape[2]))
+    found[kept] = cache[at // block_size, at % block_size]
     if group is None:
         return found[..., :width].contiguous(), found[..., width:].contiguous()
     ends = [width, width + 4 * (width // group)]

@@ -46,7 +46,9 @@ _ROTATION = Rotation(
     beta_slow=Fact(1.0, _CODE.at(85)),
     mscale=_MSCALE,
     mscale_all_dim=_MSCALE,
-    max_positions=Fact(163840, _HF_CONFIG.at(19), "model.py's default for max_seq_len is 16384"),
+)
+_POSITIONS = Fact(
+    163840, _HF_CONFIG.at(19), "model.py's default for max_seq_len is 16384 (line 56)"
 )
 
 DEEPSEEK_V32 = Model(
@@ -64,6 +66,7 @@ DEEPSEEK_V32 = Model(
     dense_layers=Fact(3, _CONFIG.at(7)),
     mla_layers=Fact(_LAYERS.value, _CODE.at((880, 884)), "every layer builds the same attention"),
     mtp_layers=Fact(1, _HF_CONFIG.at(31), "in the checkpoint only: model.py does not load it"),
+    max_positions=_POSITIONS,
     norms=Norms(
         kv_latent=_LATENT,
         q_latent=NormContract(_Q.value, _EPS, "gain_then_cast"),
@@ -81,41 +84,44 @@ DEEPSEEK_V32 = Model(
             interpolated="inverse",
             rounding="result",
             layout="interleaved",
-            max_positions=_ROTATION.max_positions.value,
+            max_positions=_POSITIONS.value,
         ),
         quant=LatentQuant(128, "act_quant"),
     ),
     rotation=_ROTATION,
     compression=Compression(
+        prefix="model.layers.N.self_attn",
         down="kv_a_proj_with_mqa",
         norm="kv_a_layernorm",
         up="kv_b_proj",
         steps=(
-            Step("down-projection", "self.wkv_a(x)", _CODE.at(565, 566)),
+            Step("down-projection", "self.wkv_a(x)", _CODE.at((565, 566))),
             Step("norm", "self.kv_norm(kv)", _CODE.at(567)),
             Step(
                 "rotation",
                 "apply_rotary_emb(k_pe.unsqueeze(2), freqs_cis)",
                 _CODE.at(568, (405, 425)),
-                "pairs stay side by side",
             ),
             Step(
                 "quantisation",
                 "act_quant(kv, block_size, self.scale_fmt)",
                 _CODE.at((569, 571)),
-                "and back, before the latent is used or cached",
+                "scale_fmt is ue8m0 (config_671B_v3.2.json 22), and nothing reads the latent "
+                "before it has been through the codes",
             ),
             Step(
                 "cache",
-                "self.kv_cache[...] = kv, self.pe_cache[...] = k_pe",
-                _CODE.at(572, 573),
-                "model.py keeps what the codes stand for in bf16, FlashMLA and vLLM the codes",
+                "self.kv_cache[...] = kv; self.pe_cache[...] = k_pe.squeeze(2)",
+                _CODE.at((572, 573)),
+                "model.py keeps what the codes stand for, in bfloat16; FlashMLA and vLLM keep the "
+                "codes",
             ),
             Step(
                 "up-projection",
                 "self.wkv_b(kv)",
                 _CODE.at((576, 578)),
-                "in prefill, from the latent that has been through the codes; absorbed in decoding",
+                "in prefill, from what the codes stand for; in decoding, absorbed into the query "
+                "and the output",
             ),
         ),
         scale=_CODE.at((533, 537)),

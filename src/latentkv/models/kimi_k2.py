@@ -46,8 +46,8 @@ _ROTATION = Rotation(
     beta_slow=Fact(1.0, _CONFIG.at(52)),
     mscale=Fact(1.0, _CONFIG.at(54)),
     mscale_all_dim=Fact(1.0, _CONFIG.at(55)),
-    max_positions=Fact(131072, _CONFIG.at(21)),
 )
+_POSITIONS = Fact(131072, _CONFIG.at(21))
 
 KIMI_K2 = Model(
     name="kimi-k2",
@@ -64,6 +64,7 @@ KIMI_K2 = Model(
     dense_layers=Fact(1, _CONFIG.at(15)),
     mla_layers=Fact(_LAYERS.value, _LAYERS.place, "every layer builds the same attention"),
     mtp_layers=Fact(0, _CONFIG.at(33)),
+    max_positions=_POSITIONS,
     norms=Norms(
         kv_latent=_LATENT,
         q_latent=NormContract(_Q.value, _LATENT_EPS, "cast_then_gain"),
@@ -82,12 +83,13 @@ KIMI_K2 = Model(
             interpolated="power",
             rounding="each_step",
             layout="half",
-            max_positions=_ROTATION.max_positions.value,
+            max_positions=_POSITIONS.value,
         ),
         quant=None,
     ),
     rotation=_ROTATION,
     compression=Compression(
+        prefix="model.layers.N.self_attn",
         down="kv_a_proj_with_mqa",
         norm="kv_a_layernorm",
         up="kv_b_proj",
@@ -102,21 +104,20 @@ KIMI_K2 = Model(
                 "up-projection",
                 "self.kv_b_proj(...)",
                 _CODE.at((781, 785)),
-                "to every head's content key and value; an engine that caches the latent absorbs "
-                "it into the query and the output",
+                "an engine that caches the latent absorbs this matrix into the query and the "
+                "output",
             ),
             Step(
                 "rotation",
                 "apply_rotary_pos_emb(q_pe, k_pe, cos, sin, position_ids)",
-                _CODE.at(801, (339, 371)),
-                "pairs are brought into the half layout first and stay there",
+                _CODE.at(801, (339, 371), (322, 327)),
+                "the query's rotary features turn in the same call, into the same layout",
             ),
             Step(
                 "cache",
                 "past_key_value.update(...)",
                 _CODE.at((812, 814)),
-                "the model's own file keeps every head's key and value; engines keep the latent "
-                "and the rotated key",
+                "the model's own file keeps every head's key and value instead",
             ),
         ),
         scale=_CODE.at((690, 696)),

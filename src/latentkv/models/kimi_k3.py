@@ -41,6 +41,7 @@ KIMI_K3 = Model(
     dense_layers=Fact(1, _CONFIG.at(46)),
     mla_layers=Fact(24, _CONFIG.at((67, 92)), "the layers listed, counted from 1"),
     mtp_layers=Fact(0, _CONFIG.at(189)),
+    max_positions=Fact(1048576, _CONFIG.at(171)),
     norms=Norms(
         kv_latent=_LATENT,
         q_latent=NormContract(_Q.value, _LATENT_EPS, "cast_then_gain"),
@@ -49,6 +50,7 @@ KIMI_K3 = Model(
     kv=KVContract(norm=_LATENT, key_width=_KEY.value, rope=None, quant=None),
     rotation=None,
     compression=Compression(
+        prefix="language_model.model.layers.N.self_attn",
         down="kv_a_proj_with_mqa",
         norm="kv_a_layernorm",
         up="kv_b_proj",
@@ -56,28 +58,27 @@ KIMI_K3 = Model(
             Step(
                 "down-projection",
                 "self.kv_a_proj_with_mqa(hidden_states)",
-                _CODE.at(426),
+                _CODE.at((426, 428)),
             ),
             Step("norm", "self.kv_a_layernorm(k_pass)", _CODE.at(430)),
             Step(
                 "up-projection",
                 "self.kv_b_proj(...)",
                 _CODE.at((430, 431)),
-                "to every head's content key and value; an engine that caches the latent absorbs "
-                "it into the query and the output",
+                "an engine that caches the latent absorbs this matrix into the query and the "
+                "output",
             ),
             Step(
                 "rotation",
-                "none",
+                "self.rotary_emb = None",
                 _CODE.at(396, 403, (435, 440)),
-                "the code asserts it; the key's 64 features are passed on as they are",
+                "the constructor asserts it",
             ),
             Step(
                 "cache",
                 "past_key_values.update(...)",
-                _CODE.at((442, 444)),
-                "the model's own file keeps every head's key and value; engines keep the latent "
-                "and the key",
+                _CODE.at((443, 444)),
+                "the model's own file keeps every head's key and value instead",
             ),
         ),
         scale=_CODE.at(359),

@@ -7,7 +7,7 @@ checker read the same objects. Lines are those of the pinned revision, both ends
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 from ..contracts import KVContract, NormContract
 from .yarn import Yarn, softmax_scale
@@ -15,6 +15,7 @@ from .yarn import Yarn, softmax_scale
 T = TypeVar("T")
 
 Counted = Literal["MoE blocks", "MLA layers"]
+StepName = Literal["down-projection", "norm", "rotation", "quantisation", "up-projection", "cache"]
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,7 @@ class LatentNorm:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The shared key's rotation as a model's configuration has it.
-
-    ``max_positions`` is that of the configuration.
-    """
+    """The shared key's rotation as a model's configuration has it."""
 
     theta: Fact[float]
     factor: Fact[float]
@@ -166,7 +164,6 @@ class Rotation:
     beta_slow: Fact[float]
     mscale: Fact[float]
     mscale_all_dim: Fact[float]
-    max_positions: Fact[int]
 
     @property
     def yarn(self) -> Yarn:
@@ -183,9 +180,9 @@ class Rotation:
 
 @dataclass(frozen=True)
 class Step:
-    """One step from the hidden state to the cache: what the model's code calls, and where."""
+    """One step from the hidden state to the cache: what the model's code has for it, and where."""
 
-    name: str
+    name: StepName
     expression: str
     place: Place
     note: str = ""
@@ -196,12 +193,14 @@ class Compression:
     """The key-value path of one model's code around the latent norm.
 
     Arguments:
+        prefix: what the checkpoint puts before the three names of a layer, N its number.
         down, norm, up: the attributes that hold the down-projection, the latent norm and the
             up-projection, as the checkpoint names them.
         steps: in the order in which they run.
         scale: the lines that give the softmax its scale.
     """
 
+    prefix: str
     down: str
     norm: str
     up: str
@@ -224,7 +223,9 @@ class Model:
 
     ``layers`` counts the layers of the language model, ``dense_layers`` those without experts,
     ``mla_layers`` those with latent attention, ``mtp_layers`` the extra layers for multi-token
-    prediction that only the checkpoint holds.
+    prediction that only the checkpoint holds. ``max_positions`` is that of the configuration.
+
+    Raises ValueError where facts and contracts contradict each other.
     """
 
     name: str
@@ -241,6 +242,7 @@ class Model:
     dense_layers: Fact[int]
     mla_layers: Fact[int]
     mtp_layers: Fact[int]
+    max_positions: Fact[int]
     norms: Norms
     kv: KVContract
     rotation: Rotation | None
@@ -256,6 +258,7 @@ class Model:
                 f"{self.qk_rope_head_dim.value}"
             )
         self._check_rotation()
+        self._check_steps()
         for norm, size in (
             ("kv_latent", self.kv_lora_rank),
             ("q_latent", self.q_lora_rank),
@@ -273,10 +276,16 @@ class Model:
             raise ValueError(f"{self.name}: kv.rope and rotation must both be there, or neither")
         if rope is None or facts is None:
             return
+        if facts.yarn.rotary_scale != 1:
+            raise ValueError(
+                f"{self.name}: mscale {facts.mscale.value} and mscale_all_dim "
+                f"{facts.mscale_all_dim.value} differ, so that cos and sin are scaled: "
+                "no RopeContract describes that"
+            )
         said = {
             "theta": facts.theta.value,
             "factor": facts.factor.value,
-            "max_positions": facts.max_positions.value,
+            "max_positions": self.max_positions.value,
             **dict(zip(("low", "high"), facts.yarn.ramp(rope.width), strict=True)),
         }
         for name, value in said.items():
@@ -284,6 +293,15 @@ class Model:
                 raise ValueError(
                     f"{self.name}: kv.rope.{name} is {getattr(rope, name)}, its source says {value}"
                 )
+
+    def _check_steps(self) -> None:
+        wanted = set(get_args(StepName)) - (set() if self.kv.quant else {"quantisation"})
+        names = [step.name for step in self.compression.steps]
+        if sorted(names) != sorted(wanted):
+            raise ValueError(
+                f"{self.name}: the steps are {', '.join(names)}; kv wants each of "
+                f"{', '.join(sorted(wanted))} once"
+            )
 
     @property
     def moe_layers(self) -> int:
@@ -306,7 +324,12 @@ class Model:
         return self.heads.value * (self.qk_nope_head_dim.value + self.v_head_dim.value)
 
     @property
+    def head_width(self) -> int:
+        """Features of a query's head, and of the key that it meets: content, then rotary ones."""
+        return self.qk_nope_head_dim.value + self.qk_rope_head_dim.value
+
+    @property
     def softmax_scale(self) -> float:
         """By what attention scores are multiplied, in fp64."""
         yarn = None if self.rotation is None else self.rotation.yarn
-        return softmax_scale(self.qk_nope_head_dim.value + self.qk_rope_head_dim.value, yarn)
+        return softmax_scale(self.head_width, yarn)

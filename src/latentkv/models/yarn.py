@@ -1,7 +1,8 @@
 """YaRN: from a configuration's keys to the ramp between pairs and the softmax's scale. No torch.
 
-In fp64 throughout. Two keys are easily confused: ``mscale_all_dim`` scales the softmax;
-``mscale`` divided by it scales cos and sin, which is 1 wherever the two are equal.
+In fp64 throughout. Two keys are easily confused. ``mscale_all_dim`` gives m, by whose square
+the attention scores are multiplied; ``mscale`` gives another, and cos and sin are multiplied by
+its ratio to m, which is 1 wherever the two keys are equal.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ class Yarn:
         beta_fast, beta_slow: turns over the original context above which a pair keeps its
             frequency, and below which it is stretched in full.
         mscale, mscale_all_dim: see above.
-
-    Raises ValueError where mscale and mscale_all_dim differ: cos and sin would then be scaled,
-    which no contract here has.
     """
 
     theta: float
@@ -34,12 +32,15 @@ class Yarn:
     mscale: float
     mscale_all_dim: float
 
-    def __post_init__(self) -> None:
-        if _attention(self.factor, self.mscale) != _attention(self.factor, self.mscale_all_dim):
-            raise ValueError(
-                f"mscale {self.mscale} and mscale_all_dim {self.mscale_all_dim} differ: cos and "
-                "sin would be scaled, which no RopeContract describes"
-            )
+    @property
+    def temperature(self) -> float:
+        """m: attention scores are multiplied by its square."""
+        return _attention(self.factor, self.mscale_all_dim)
+
+    @property
+    def rotary_scale(self) -> float:
+        """By what cos and sin are multiplied."""
+        return _attention(self.factor, self.mscale) / self.temperature
 
     def ramp(self, width: int) -> tuple[int, int]:
         """The pairs ``(low, high)`` of a key of this width between which frequencies change over.
@@ -60,17 +61,15 @@ class Yarn:
 
 
 def softmax_scale(head_width: int, yarn: Yarn | None) -> float:
-    """By what scores are multiplied: head_width^-0.5, with YaRN times its mscale squared.
+    """By what attention scores are multiplied: head_width^-0.5, with YaRN times m squared.
 
     Arguments:
         head_width: features of a query's head, content and rotary ones (192 in the three models).
         yarn: None where nothing is rotated or stretched.
     """
     scale: float = head_width**-0.5
-    if yarn is None or not yarn.mscale_all_dim:
-        return scale
-    temperature = _attention(yarn.factor, yarn.mscale_all_dim)
-    return scale * temperature * temperature
+    # One factor after the other, as the models' code multiplies: the last bit depends on it.
+    return scale if yarn is None else scale * yarn.temperature * yarn.temperature
 
 
 def _attention(factor: float, mscale: float) -> float:

@@ -94,6 +94,7 @@ struct PathJob {
   RowWalk<kOperands> walk;
   const char* down;
   Index positions, slots;
+  bool turns;  // there are positions and a table, which may be empty
   const float* table;
   int64_t max_positions;
   int64_t capacity;
@@ -112,7 +113,7 @@ struct PathJob {
         const int64_t slot = slots.data ? slots.at(run.offsets[kSlots] + i * strides[kSlots]) : 0;
         if (slot < 0) continue;
         const int64_t position =
-            table ? positions.at(run.offsets[kPositions] + i * strides[kPositions]) : 0;
+            turns ? positions.at(run.offsets[kPositions] + i * strides[kPositions]) : 0;
         visit(row, run.offsets[kDown] + i * strides[kDown], position, slot);
       }
     }
@@ -123,7 +124,7 @@ struct PathJob {
     bool inside = true, rising = true;
     int64_t last = -1;
     each(0, rows, [&](int64_t, int64_t, int64_t position, int64_t slot) {
-      inside &= !table || (position >= 0 && position < max_positions);
+      inside &= !turns || (position >= 0 && position < max_positions);
       inside &= slot < capacity;
       rising &= slot > last;
       last = slot;
@@ -140,7 +141,7 @@ struct PathJob {
       if (shares > 1 && share_of(slot) != share) return;
       PathRow one = place.row(row, slot);
       one.x = down + offset * bytes;
-      one.cos = table ? table + position * call.key_width : nullptr;
+      one.cos = turns ? table + position * call.key_width : nullptr;
       one.rstd = rstd ? rstd + row : nullptr;
       out.add(one);
     });
@@ -156,7 +157,7 @@ struct PathJob {
 
   void run() {
     const int64_t grain = std::max<int64_t>(1, kElementsPerThread / call.norm.width);
-    const bool rising = slots.data || table ? check() : true;
+    const bool rising = slots.data || turns ? check() : true;
     if (rows <= grain) {
       rows_of(0, rows, 0);
     } else if (rising || !slots.data) {
@@ -244,7 +245,7 @@ Prepared prepare(const Arguments& a, const Tensor* slots) {
               static_cast<const char*>(a.down.const_data_ptr()),
               turns ? Index(*a.positions, "positions") : Index(),
               slots ? Index(*slots, "slots") : Index(),
-              turns ? static_cast<const float*>(a.table->const_data_ptr()) : nullptr,
+              turns, turns ? static_cast<const float*>(a.table->const_data_ptr()) : nullptr,
               turns ? a.table->size(0) : 0, std::numeric_limits<int64_t>::max(), Place{}, nullptr, 1,
               1},
       {}};
@@ -371,7 +372,7 @@ void write(const Arguments& arguments, const Tensor& slots, Tensor& cache) {
   check_apart(cache, arguments.down, "down");
   check_apart(cache, arguments.gain, "gain");
   check_apart(cache, slots, "slots");
-  if (job.table) {
+  if (job.turns) {
     check_apart(cache, *arguments.positions, "positions");
     check_apart(cache, *arguments.table, "table");
   }

@@ -214,7 +214,7 @@ int latentkv_norm_rows(int in, int gain_dtype, int order, const void* x, int64_t
   const IeeeMode mode;
   norm_kernel(static_cast<Dtype>(in), static_cast<Dtype>(gain_dtype), static_cast<Order>(order),
               residual != nullptr)(NormRows{x, x_stride, residual, residual_stride, gain, y,
-                                            y_stride, sum, sum_stride, nullptr, rows, width,
+                                            y_stride, sum, sum_stride, nullptr, rows, 0, width,
                                             stream != 0, eps});
   return 0;
 }

@@ -36,6 +36,7 @@ struct NormRows {
   int64_t sum_stride;
   float* rstd;  // one a row; null: not wanted
   int64_t rows;
+  int64_t follow;  // rows behind these that the caller turns to next, at the same strides: a hint
   int64_t width;
   bool stream;  // past the caches, where every row of y and sum starts at a multiple of kStreamAlign
   double eps;  // rounded to fp32 by the kernel, in IEEE mode: that is a rounding, too

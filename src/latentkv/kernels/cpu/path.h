@@ -53,8 +53,9 @@ class PathRows {
 
   void flush() {
     if (count_ == 0) return;
-    normalise();
     const int64_t key = call_.norm.width * size_of(call_.in);
+    for (int k = 0; k < count_; ++k) __builtin_prefetch(rows_[k].x + key);
+    normalise();
     for (int k = 0; k < count_; ++k) {
       const PathRow& row = rows_[k];
       call_.turn(row.x + key, row.cos, row.key, call_.key_width);
@@ -69,6 +70,7 @@ class PathRows {
     const int64_t in_bytes = call_.norm.width * size_of(in), out_bytes = call_.norm.width * size_of(out);
     NormRows part = call_.norm;
     part.rows = count_;
+    part.follow = count_ == kChunk ? kChunk : 0;
     part.rstd = rows_[0].rstd;
     if (call_.widen || !evenly(&PathRow::x, size_of(in), part.x_stride)) {
       char* staged = space(in_, in_bytes);
