@@ -226,3 +226,14 @@ def test_compiled_on_the_definition():
         "assert_same(compiled(x), definition.rms_norm(x * 2, gain, rule))",
         LATENTKV_BACKEND="definition",
     )
+
+
+def test_two_layers_share_a_contract_in_one_dynamic_graph():
+    # Each call's eps would be one symbol, which the second call's autograd may not see.
+    x, gain, rule = random_rows(5, 512).requires_grad_(), random_gain(512), contract(512)
+
+    def layers(x):
+        return latentkv.rms_norm(latentkv.rms_norm(x, gain, rule), gain, rule)
+
+    compiled = torch.compile(layers, fullgraph=True, dynamic=True)
+    assert_same(compiled(x), layers(x))

@@ -367,6 +367,9 @@ def test_other_sizes():
     assert identify_path(paths.own_table(rope, paths.frequencies(rope)), contract).follows
     quantised = replace(V32, norm=NormContract(384, 1e-6, "gain_then_cast"))
     assert identify_path(DEEPSEEK, quantised).follows
+    finer = replace(V32, quant=LatentQuant(64, "flashmla"))
+    report = identify_path(paths.deepseek(paths.e4m3(paths.flashmla, group=64)), finer)
+    assert report.follows and (report.rules, report.group) == (("flashmla",), 64)
 
 
 def test_a_module_and_a_ready_made_implementation_will_do():

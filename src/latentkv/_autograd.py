@@ -7,12 +7,24 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
+from .contracts import NormContract
+
 
 def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """``function.apply``, less its search for default arguments: 30 us a call (torch 2.13)."""
     if torch.compiler.is_compiling() or in_transform():
         return function.apply(*arguments)
     return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+def eps_of(contract: NormContract) -> float:
+    """Its eps: in a graph a constant, since two calls may not share a symbol (torch 2.13)."""
+    return float(_constant_eps(contract)) if torch.compiler.is_compiling() else contract.eps
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_eps(contract: NormContract) -> float:
+    return contract.eps
 
 
 def unit_stride(gradient: torch.Tensor) -> torch.Tensor:

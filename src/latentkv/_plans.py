@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .contracts import KVContract, RopeContract
-from .definition import rotary_table
+from .definition.rope import build_table
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Plan:
 
 
 _PLANS: dict[int, Plan] = {}
-_TABLES: dict[tuple[RopeContract, torch.device], torch.Tensor] = {}
+_TABLES: dict[str, torch.Tensor] = {}  # by name: a graph looks them up by a constant
 _MANY = 1000  # contracts made on the fly must not pile up
 
 
@@ -55,24 +56,45 @@ def plan_of(contract: KVContract) -> Plan:
     return plan
 
 
-def table_of(plan: Plan, device: torch.device) -> torch.Tensor | None:
-    """The rotary table on a device, None without rotation."""
+def table_of(plan: Plan, like: torch.Tensor) -> torch.Tensor | None:
+    """The rotary table on a tensor's device, None without rotation."""
     try:
-        return plan.tables[device]
+        table = plan.tables[like.device]
     except KeyError:
-        table = None if plan.contract.rope is None else shared_table(plan.contract.rope, device)
-        plan.tables[device] = table
-        return table
+        rope = plan.contract.rope
+        table = None if rope is None else shared_table(rope, like.device)
+        plan.tables[like.device] = table
+    if type(like) is FakeTensor and table is not None:
+        return like.fake_mode.from_tensor(table)
+    return table
 
 
-# Traced, it would be built anew in each graph.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def shared_table(rope: RopeContract, device: torch.device) -> torch.Tensor:
     """[max_positions, width], fp32: one tensor for every equal contract and device."""
-    table = _TABLES.get((rope, device))
+    name = table_name(rope, device)
+    table = _TABLES.get(name)
     if table is None:
         # Whatever mode the first caller is in (fake tensors, inference), others share the result.
         with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            table = rotary_table(rope).to(device)
-        _TABLES[rope, device] = table
+            table = build_table(rope).to(device)
+        _TABLES[name] = table
     return table
+
+
+# What a graph takes for constants: traced, the table would be built anew in each graph, and eps be
+# a symbol that only the first of two calls may see (torch 2.13, dynamic=True).
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def constants(contract: KVContract, device: torch.device) -> tuple[Any, ...]:
+    """eps, order, rope, rule, group and the name of the table in `_TABLES`, "" for none."""
+    plan = plan_of(contract)
+    rope = contract.rope
+    if rope is None:
+        name = ""
+    else:
+        shared_table(rope, device)
+        name = table_name(rope, device)
+    return plan.eps, plan.order, plan.rope, plan.rule, plan.group, name
+
+
+def table_name(rope: RopeContract, device: torch.device) -> str:
+    return f"{rope} on {device}"

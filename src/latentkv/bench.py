@@ -4,42 +4,31 @@ Each function is timed in a block of its own, in a child process whose heap is w
 above 32 MiB otherwise cost page faults, which are the allocator's and not the kernel's
 (``MALLOC_MMAP_MAX_=0`` keeps freed memory in the process). One line shows the default heap.
 
-``python -m latentkv.bench MODEL`` is that child; ``latentkv bench`` starts it and prints.
+``python -m latentkv.bench MODEL COMPONENT HEAP`` is that child; ``latentkv bench`` starts it and
+prints.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from . import models
+from .bench_clock import Measurement, median_seconds
+from .models.spec import Model
 
 if TYPE_CHECKING:
     import torch
 
+COMPONENTS = ("norm", "path")  # the default first
 ROWS = (1, 16, 128, 1024, 4096, 32768)
 WARM_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "20000000000"}
-
-_SAMPLES = 11
-_SAMPLE_SECONDS = 0.01
-_BLOCK_SECONDS = 0.6  # at most, however slow the function
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """``seconds`` is the median of one call; ``work`` is "forward" or "forward and backward"."""
-
-    work: str
-    function: str
-    rows: int
-    seconds: float
-    heap: str
 
 
 def bytes_moved(rows: int, width: int, element_size: int) -> int:
@@ -47,15 +36,16 @@ def bytes_moved(rows: int, width: int, element_size: int) -> int:
     return 2 * rows * width * element_size
 
 
-def run(model: str, heap: str) -> Iterator[Measurement]:
+def run(model: str, component: str, heap: str) -> Iterator[Measurement]:
     """Start the child and yield what it measures. Raises RuntimeError with its words if it fails.
 
     Arguments:
+        component: one of `COMPONENTS`.
         heap: "warm": everything; "default": the largest size of latentkv and the copy alone.
     """
     env = {**os.environ, **(WARM_HEAP if heap == "warm" else {})}
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "latentkv.bench", model, heap],
+        [sys.executable, "-W", "ignore", "-m", "latentkv.bench", model, component, heap],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -73,15 +63,14 @@ def run(model: str, heap: str) -> Iterator[Measurement]:
         raise RuntimeError(f"the benchmark's process failed:\n{said}")
 
 
-def _measure(model: str, heap: str) -> Iterator[Measurement]:
+def measure_norm(model: Model, heap: str) -> Iterator[Measurement]:
+    """Each function at each size. ``heap`` as in `run`."""
     import torch
 
-    from . import models
     from .conformance.known import deepseek_eager, kimi_eager
     from .ops import rms_norm
 
-    chosen = models.get(model)
-    contract = chosen.norms.kv_latent
+    contract = model.norms.kv_latent
     eager = kimi_eager if contract.order == "cast_then_gain" else deepseek_eager
     compiled = torch.compile(eager, dynamic=False)
     eps, width = contract.eps, contract.width
@@ -101,11 +90,11 @@ def _measure(model: str, heap: str) -> Iterator[Measurement]:
         }
     for rows in ROWS if heap == "warm" else ROWS[-1:]:
         torch._dynamo.reset()  # each size compiled for itself, as a user's first size is
-        down = torch.randn(rows, chosen.down_width, generator=generator).bfloat16()
+        down = torch.randn(rows, model.down_width, generator=generator).bfloat16()
         x = down[:, :width]
         for name, function in functions.items():
             with torch.inference_mode():
-                seconds = _median(partial(function, x, gain))
+                seconds = median_seconds(partial(function, x, gain))
             yield Measurement("forward", name, rows, seconds, heap)
         if heap != "warm":
             continue
@@ -116,7 +105,7 @@ def _measure(model: str, heap: str) -> Iterator[Measurement]:
                 continue
 
             step = partial(_step, function, leaf, g, dy)
-            yield Measurement("forward and backward", name, rows, _median(step), heap)
+            yield Measurement("forward and backward", name, rows, median_seconds(step), heap)
 
 
 def _step(
@@ -127,28 +116,13 @@ def _step(
     return torch.autograd.grad(function(x, gain), (x, gain), dy)
 
 
-def _median(call: Callable[[], object]) -> float:
-    """Seconds of one call: the median over samples of many, the first ones thrown away."""
-    started = time.perf_counter()
-    call()
-    call()
-    first = time.perf_counter()
-    call()
-    once = time.perf_counter() - first
-    for _ in range(min(20, int(0.1 / once))):
-        call()
-    repeats = max(1, int(_SAMPLE_SECONDS / once))
-    samples = []
-    for _ in range(_SAMPLES):
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        samples.append((time.perf_counter() - begin) / repeats)
-        if time.perf_counter() - started > _BLOCK_SECONDS and len(samples) >= 5:
-            break
-    return statistics.median(samples)
+def _main(name: str, component: str, heap: str) -> None:
+    from .bench_path import measure_path
+
+    measure = {"norm": measure_norm, "path": measure_path}[component]
+    for measurement in measure(models.get(name), heap):
+        print(json.dumps(asdict(measurement)), flush=True)
 
 
 if __name__ == "__main__":
-    for measurement in _measure(*sys.argv[1:]):
-        print(json.dumps(asdict(measurement)), flush=True)
+    _main(*sys.argv[1:])

@@ -29,6 +29,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+_CHECKED = ("norm", "path")  # what `check` knows, the default first
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
 
 
@@ -88,8 +90,10 @@ def show(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a model's latent norm: formula, eps, arithmetic, shapes, parameters, code, sources.
+    """Show a model's latent norm and the key-value compression around it.
 
+    Of the norm: formula, eps, arithmetic, shapes, parameters, code, sources. Of the compression:
+    steps, shapes, parameters, rotation, softmax scale, and the cache's records byte by byte.
     Without MODEL, the models stand side by side, their differences marked and explained.
     """
     from .describe import page
@@ -129,6 +133,15 @@ def check(
             show_default=False,
         ),
     ] = None,
+    component: Annotated[
+        str | None,
+        typer.Argument(
+            help="What of it: norm, the latent's RMSNorm (the default), or path, from the "
+            "down-projection to the cache. It may stand alone.",
+            metavar="COMPONENT",
+            show_default=False,
+        ),
+    ] = None,
     impl: Annotated[
         list[str] | None,
         typer.Option(
@@ -142,11 +155,13 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find out who follows the models' latent norm, from outputs alone.
+    """Find out who follows the models' latent norm, or key-value path, from outputs alone.
 
-    Every implementation found here is run and identified: the order of gain and cast, the eps
-    that it really applies, residual sum, output dtype, batch dependence, strided input, special
-    values. Without MODEL, each is held against each model's contract.
+    Every implementation found here is run and identified. Of a norm: the order of gain and cast,
+    the eps that it really applies, residual sum, output dtype, batch dependence, strided input,
+    special values. Of a path: is the key rotated, into which layout, with which roundings; is the
+    latent quantised, by which scale rule; what happens at slot -1. Without MODEL, each is held
+    against each model's contract.
 
     \b
     --impl tests yours instead: MODULE:NAME or FILE.py:NAME, where the working
@@ -160,13 +175,25 @@ def check(
       a module        an object of such a class: its weight is replaced in a
                       copy, its eps is kept
     x is bf16 [..., width], gain and weight are bf16 [width], eps is a float.
-    Nothing may write to its inputs.
+
+    \b
+    For path, NAME is
+      a function      f(down, gain, eps, positions) -> (latent, key)
+                      with parameters named cos and sin, it is given the rows
+                      of the contract's rotary table, fp32 [N, key_width / 2];
+                      with cache=None and slots=None, it is also called to
+                      write latent, then key, into cache, bf16
+                      [blocks, block_size, width + key_width], at slots,
+                      int64 [N], some of them -1
+    down is bf16 [N, width + key_width] (512 + 64: latent, then key, its pairs
+    side by side), gain is bf16 [width], eps is a float, positions int64 [N].
+    Nothing may write to its inputs, other than cache.
 
     \b
     Grades
       identical  no bit differs in a million outputs
       follows    at most 1e-4 of them do, by an ulp or two: another order of
-                 summation
+                 summation; of a key turned by its own table, at most 1e-2
       deviates   anything else, with the reason
 
     \b
@@ -174,21 +201,36 @@ def check(
       0  accepted: each --impl follows MODEL (without MODEL: at least one of
          the models); with --strict, is identical
       1  an --impl deviates; without any, latentkv's own kernels do
-      2  misuse: an unknown model, an --impl that can't be imported, raises,
-         returns another shape or writes to its inputs
+      2  misuse: an unknown model or component, an --impl that can't be
+         imported, raises, returns another shape or writes to its inputs
     """
+    if component is None and model is not None and _word(model) in _CHECKED:
+        model, component = None, model
+    component = _word(component or _CHECKED[0])
+    listed = f"Components: {', '.join(_CHECKED)}"
+    if component not in _CHECKED:
+        fail(f"unknown component {component!r}. {listed}; the model comes first")
     try:
         names = models.names() if model is None else (models.get(model).name,)
     except models.UnknownModelError as error:
-        fail(str(error))
+        fail(f"{error}. {listed}")
     with _progress() as say:
         with _environment():
+            from .conformance import survey as norm
             from .conformance.implementation import ImplementationError
-            from .conformance.survey import accepted, survey_found, survey_given
+            from .conformance.path import survey as path
 
-        contracts = {name: models.get(name).norms.kv_latent for name in names}
+        chosen = [models.get(name) for name in names]
+        contracts = {one.name: one.norms.kv_latent for one in chosen}
         try:
-            survey = survey_given(impl, contracts, say) if impl else survey_found(contracts, say)
+            if component == "path":
+                survey = (
+                    path.survey_given(impl, chosen, say) if impl else path.survey_found(chosen, say)
+                )
+            elif impl:
+                survey = norm.survey_given(impl, contracts, say)
+            else:
+                survey = norm.survey_found(contracts, say)
         except ImplementationError as error:
             fail(str(error))
     if as_json:
@@ -196,10 +238,12 @@ def check(
         for entry in survey.skipped:
             print(f"skipped: {entry.name}: {entry.reason}", file=sys.stderr)
     else:
+        from .check_path_table import print_path_survey
         from .check_table import print_survey
 
-        print_survey(survey, {name: models.get(name).display for name in names})
-    if not accepted(survey, strict):
+        show_survey = print_path_survey if component == "path" else print_survey
+        show_survey(survey, {one.name: one.display for one in chosen})
+    if not norm.accepted(survey, strict):
         raise typer.Exit(1)
 
 
@@ -234,6 +278,11 @@ def bench(
     from .bench_table import print_bench
 
     print_bench(chosen, measurements)
+
+
+def _word(given: str) -> str:
+    """A name as it is compared: in any case, as models' names are."""
+    return given.strip().lower()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ._autograd import (
     refuse_tangents,
     unit_stride,
 )
-from ._plans import plan_of, shared_table, table_of
+from ._plans import _TABLES, constants, plan_of, table_of
 from .contracts import KVContract
 
 assert _library  # it declares the operators
@@ -57,7 +57,7 @@ def compress_kv(
         plan = plan_of(contract)
         if down.size(-1) != plan.width or gain.size(0) != plan.latent_width:
             _explain(down, gain, contract, positions)
-        table = table_of(plan, down.device)
+        table = table_of(plan, down)
         arguments = (
             down,
             gain,
@@ -111,7 +111,7 @@ def write_kv(
         plan = plan_of(contract)
         if down.size(-1) != plan.width or gain.size(0) != plan.latent_width:
             _explain_write(cache, slots, down, gain, contract, positions)
-        table = table_of(plan, down.device)
+        table = table_of(plan, down)
         if in_forward_mode():
             refuse_tangents(down, gain)
         _write_kv(
@@ -138,19 +138,12 @@ def _in_graph(
     down: torch.Tensor, gain: torch.Tensor, contract: KVContract, positions: torch.Tensor | None
 ) -> tuple[Any, ...]:
     """The operators' arguments, in words that a compiler can trace."""
-    norm, rope, quant = contract.norm, contract.rope, contract.quant
-    table = None if rope is None else shared_table(rope, down.device)
-    return (
-        down,
-        gain,
-        None if rope is None else positions,
-        table,
-        norm.eps,
-        norm.order,
-        "" if rope is None else f"{rope.layout}_{rope.rounding}",
-        "" if quant is None else quant.rule,
-        0 if quant is None else quant.group,
-    )
+    if down.shape[-1] != contract.width or gain.shape[0] != contract.norm.width:
+        _explain(down, gain, contract, positions)
+    eps, order, rope, rule, group, name = constants(contract, down.device)
+    table = _TABLES[name] if name else None
+    at = positions if name else None
+    return down, gain, at, table, eps, order, rope, rule, group
 
 
 class _CompressKV(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import is_grad_enabled
 from . import _library
 from ._autograd import (
     apply,
+    eps_of,
     in_forward_mode,
     in_transform,
     refuse_second,
@@ -50,7 +51,7 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, contract: NormContract) -> tor
             _library.check_operands(x, gain, contract)
         y: torch.Tensor
         if is_grad_enabled() and (x.requires_grad or gain.requires_grad or in_transform()):
-            y, _ = apply(_RMSNorm, x, gain, contract.eps, contract.order)
+            y, _ = apply(_RMSNorm, x, gain, eps_of(contract), contract.order)
             return y
         if in_forward_mode():
             refuse_tangents(x, gain)
@@ -81,7 +82,7 @@ def add_rms_norm(
         if is_grad_enabled() and (
             x.requires_grad or residual.requires_grad or gain.requires_grad or in_transform()
         ):
-            y, total, _ = apply(_AddRMSNorm, x, residual, gain, contract.eps, contract.order)
+            y, total, _ = apply(_AddRMSNorm, x, residual, gain, eps_of(contract), contract.order)
             return y, total
         if in_forward_mode():
             refuse_tangents(x, residual, gain)

@@ -18,6 +18,38 @@ from .as_written import gradual_underflow, uncompiled
 @uncompiled
 def inverse_frequencies(contract: RopeContract) -> torch.Tensor:
     """Radians a position, of each pair: [width / 2], fp32, on the CPU."""
+    return _inverse_frequencies(contract)
+
+
+@uncompiled
+def rotary_table(contract: RopeContract) -> torch.Tensor:
+    """Every position's row, cos of all pairs and then sin: [max_positions, width], fp32, CPU.
+
+    Any libm gives these bits: for the models' tables no fp64 cos or sin comes within 5 ulps of the
+    middle between two fp32 values. A directed rounding mode would not, and is refused.
+    """
+    return build_table(contract)
+
+
+def build_table(contract: RopeContract) -> torch.Tensor:
+    """`rotary_table`, for who sees to it that no compiler traces it."""
+    tiny = math.ldexp(1.0, -60)  # a constant would be folded when this file is compiled
+    if 1 + tiny != 1 or 1 - tiny != 1:
+        raise RuntimeError(
+            "the floating-point unit doesn't round to nearest, and the rotary table is built once "
+            "for the whole process: restore the mode for the first call"
+        )
+    positions = torch.arange(contract.max_positions, device="cpu").float()
+    angle = (positions.unsqueeze(-1) * _inverse_frequencies(contract)).double()
+    shape = (contract.max_positions, contract.width)
+    table = torch.empty(shape, dtype=torch.float32, device="cpu")
+    cos, sin = table.chunk(2, dim=-1)
+    cos.copy_(angle.cos())
+    sin.copy_(angle.sin_())
+    return table
+
+
+def _inverse_frequencies(contract: RopeContract) -> torch.Tensor:
     pairs = contract.width // 2
     i = torch.arange(pairs, device="cpu")
     # In fp64 and rounded once: torch's pow in fp32 is a bit off for one pair with AVX.
@@ -31,28 +63,6 @@ def inverse_frequencies(contract: RopeContract) -> torch.Tensor:
     ramp = ((i - contract.low).float() / steps).clamp(0, 1)
     keep = one - ramp
     return inter * (one - keep) + extra * keep
-
-
-@uncompiled
-def rotary_table(contract: RopeContract) -> torch.Tensor:
-    """Every position's row, cos of all pairs and then sin: [max_positions, width], fp32, CPU.
-
-    Any libm gives these bits: for the models' tables no fp64 cos or sin comes within 5 ulps of the
-    middle between two fp32 values. A directed rounding mode would not, and is refused.
-    """
-    tiny = math.ldexp(1.0, -60)  # a constant would be folded when this file is compiled
-    if 1 + tiny != 1 or 1 - tiny != 1:
-        raise RuntimeError(
-            "the floating-point unit doesn't round to nearest, and the rotary table is built once "
-            "for the whole process: restore the mode for the first call"
-        )
-    positions = torch.arange(contract.max_positions, device="cpu").float()
-    angle = (positions.unsqueeze(-1) * inverse_frequencies(contract)).double()
-    table = torch.empty(contract.max_positions, contract.width, device="cpu")
-    cos, sin = table.chunk(2, dim=-1)
-    cos.copy_(angle.cos())
-    sin.copy_(angle.sin_())
-    return table
 
 
 @uncompiled
