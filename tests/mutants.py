@@ -25,6 +25,8 @@ SUITE = (
     "tests/test_guards.py",
     "tests/test_kernels.py::test_any_leading_strides",
     "tests/test_kernels.py::test_every_small_width",
+    "tests/test_path.py::test_the_models_sizes",
+    "tests/test_cache_slots.py::test_padding_rows_change_nothing",
     "tests/test_backward.py::test_every_dtype",
     "tests/test_backward.py::test_a_gain_gradient_known_by_heart",
 )
@@ -77,6 +79,24 @@ MUTANTS = (
         ("norm_backward.inc",),
         "(dy * gain - normal * both(c))",
         "(dy * gain * gain - normal * both(c))",
+    ),
+    Mutant(
+        "interleaved for half",
+        ("key_rows.inc",),
+        "case Rotation::half_each_step: return turn_key<In, true, true>;",
+        "case Rotation::half_each_step: return turn_key<In, false, true>;",
+    ),
+    Mutant(
+        "scale not a power of two",
+        ("quant_rows.inc",),
+        "return float_of(((bits >> 23) + ((bits & 0x7fffff) != 0)) << 23);",
+        "return float_of(bits);",
+    ),
+    Mutant(
+        "slot -1 written to slot 0",
+        ("binding_path.cpp",),
+        "slots.data ? slots.at(run.offsets[kSlots] + i * strides[kSlots]) : 0;",
+        "slots.data ? std::max<int64_t>(0, slots.at(run.offsets[kSlots] + i * strides[kSlots])) : 0;",
     ),
     Mutant(
         "row missing from dgamma",

@@ -9,7 +9,7 @@ import torch
 from helpers import assert_same, random_gain, random_rows
 
 import latentkv
-from latentkv import KVCompression, LatentCache, LatentQuant, models
+from latentkv import KVCompression, LatentCache, LatentQuant, _plans, models
 
 K2, K3, V32 = (models.get(name).kv for name in ("kimi-k2", "kimi-k3", "deepseek-v3.2-exp"))
 CONTRACTS = {"K2": K2, "K3": K3, "V3.2": V32}
@@ -171,29 +171,20 @@ def test_is_built_without_memory():
         assert_same(one.detach(), right.detach())
 
 
-def test_the_rotary_table_is_shared_and_not_a_parameter(monkeypatch):
-    built = []
-    real = latentkv._plans.rotary_table
-
-    def counting(rope):
-        built.append(rope)
-        return real(rope)
-
-    monkeypatch.setattr(latentkv._plans, "rotary_table", counting)
+def test_the_rotary_table_is_shared_and_not_a_parameter():
+    # One tensor for all modules of equal contracts, each made anew from its parts, as layers are.
     rope = dataclasses.replace(K2.rope, max_positions=2000)
     modules = [make(dataclasses.replace(K2, rope=dataclasses.replace(rope))) for _ in range(3)]
     for module in modules:
         module(HIDDEN, POSITIONS % 2000)
-        module.write(
-            LatentCache.paged(module.contract, 1, 7), HIDDEN, POSITIONS % 2000, torch.arange(5)
-        )
+        cache = LatentCache.paged(module.contract, 1, 7)
+        module.write(cache, HIDDEN, POSITIONS % 2000, torch.arange(5))
         assert sum(p.numel() for p in module.state_dict().values()) == 576 * 96 + 512
-    assert built == [rope]
-    tables = {
-        latentkv._plans.shared_table(m.contract.rope, torch.device("cpu")).data_ptr()
-        for m in modules
-    }
-    assert len(tables) == 1 and built == [rope]
+    device = torch.device("cpu")
+    in_use = [_plans.plan_of(module.contract).tables[device] for module in modules]
+    assert len({id(module.contract) for module in modules}) == 3
+    assert {table.data_ptr() for table in in_use} == {_plans.shared_table(rope, device).data_ptr()}
+    assert in_use[0].shape == (2000, 64)
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.")  # torch's own, compiling

@@ -289,8 +289,10 @@ def test_the_definition_does_not_depend_on_the_batch():
                 assert_same(value, expected[row], f"{row} {rule}")
 
 
-@pytest.mark.parametrize("rule", ["", "act_quant", "vllm_fused"])
-@pytest.mark.parametrize("rotation", ["half_each_step", "interleaved_result"])
+@pytest.mark.parametrize(
+    ("rotation", "rule"),
+    [("half_each_step", ""), ("interleaved_result", "act_quant"), ("", "vllm_fused")],
+)
 def test_any_number_of_threads(threads, rotation, rule):
     # 1,021 rows are 16 shares of a thread; a prime, so that no split is even.
     contract = path(rotation=rotation, rule=rule, group=128)
@@ -299,7 +301,7 @@ def test_any_number_of_threads(threads, rotation, rule):
     right = definition.compress_kv(down, gain, contract, positions)
     batch = down[:1020].unflatten(0, (4, 255)).transpose(0, 1)  # a run ends inside a share
     turned = positions[:1020].unflatten(0, (4, 255)).transpose(0, 1)
-    for count in (1, 2, 4, 7):
+    for count in (1, 2, 7):
         torch.set_num_threads(count)
 
         def on(name, count=count):
@@ -444,19 +446,19 @@ from helpers import ORDERS, assert_same, on_each_instruction_set
 from test_path import ROTATIONS, ALL_RULES, path, some_positions
 
 torch.set_num_threads(1)  # no worker starts before a mode is set
-# Subnormal everywhere: rows, gain, products, scales. 300 x 512 is more than one thread's share.
-steps = torch.arange(-288.0, 288.0).repeat(300, 1)
-down, positions = steps * 2.0**-149, some_positions(300)
+# Subnormal everywhere: rows, gain, products, scales. 140 x 512 is more than one thread's share.
+steps = torch.arange(-288.0, 288.0).repeat(140, 1)
+down, positions = steps * 2.0**-149, some_positions(140)
 gain = torch.arange(1.0, 513.0) * 2.0**-140
 ones = torch.ones(512)
 kinds = list(zip(ORDERS * 3, (*ROTATIONS, ""), ALL_RULES))
-gains = ((ones, 2.0**-126), (ones, 1.0), (gain * 2.0**75, 2.0**-126), (gain, 2.0**-126))
+gains = ((ones, 1.0), (gain * 2.0**75, 2.0**-126))
 cases = [(g, path(512, 64, order, rotation, rule, 128, eps))
          for g, eps in gains for order, rotation, rule in kinds]
 right = [definition.compress_kv(down, g, c, positions) for g, c in cases]
 subnormal = [[((v != 0) & (v.abs() < 2.0**-126)).sum().item() for v in r] for r in right]
-assert sum(latent > 30_000 for latent, _ in subnormal) >= 5
-assert all(key > 19_000 for _, key in subnormal)
+assert sum(latent > 14_000 for latent, _ in subnormal) >= 5
+assert all(key > 8_900 for _, key in subnormal)
 torch.set_num_threads(2)
 assert torch.set_flush_denormal(True)
 torch.ones(1_000_000) * 2  # workers start with the mode, and keep it
@@ -464,24 +466,25 @@ torch.ones(1_000_000) * 2  # workers start with the mode, and keep it
 def flushes():
     return bool(torch.ones((), dtype=torch.int32).view(torch.float32) * 1 == 0)
 
-def check(name):
+def check(name, compute=latentkv):
     for (g, c), expected in zip(cases, right):
-        for compute in (latentkv, definition):
-            for value, wanted in zip(compute.compress_kv(down, g, c, positions), expected):
-                assert_same(value, wanted, f"{name} {compute.__name__} {c}")
-            assert flushes()
+        for value, wanted in zip(compute.compress_kv(down, g, c, positions), expected):
+            assert_same(value, wanted, f"{name} {c}")
+        assert flushes()
 
 on_each_instruction_set(check)
+check("definition", definition)
 """
 
 
 def test_flushing_has_no_effect():
-    # In a process of its own: the mode of worker threads can't be taken back.
-    check_python(SUBNORMALS)
+    # In a process of its own: the mode of worker threads can't be taken back. The variable keeps
+    # OpenMP from starting one before the mode is set.
+    check_python(SUBNORMALS, OMP_NUM_THREADS="1")
 
 
 def test_the_definition_with_flushing_on():
-    check_python(SUBNORMALS, LATENTKV_BACKEND="definition")
+    check_python(SUBNORMALS, LATENTKV_BACKEND="definition", OMP_NUM_THREADS="1")
 
 
 @pytest.mark.skipif(_library.backend() != "cpu", reason="the promise is the compiled kernels'")
@@ -534,7 +537,7 @@ def test_the_definition_when_it_is_asked_for():
         "assert t._library.backend() == 'definition' and t._library.instruction_sets() == ()\n"
         "for rotation in t.ROTATIONS:\n"
         "    t.test_same_bits_as_the_definition((t.BF16, t.FP32), 'cast_then_gain', rotation)\n"
-        "for layout in t.views(): t.test_any_leading_strides(layout)\n"
+        "for layout in ('row', 'permuted', 'no-rows'): t.test_any_leading_strides(layout)\n"
         "t.test_any_positions('transposed', t.torch.int32)\n"
         "t.test_inputs_stay_as_they_are('none', t.FP32)",
         LATENTKV_BACKEND="definition",

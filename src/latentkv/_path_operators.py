@@ -99,8 +99,10 @@ def _contract_of(
     if rope:
         if table is None or table.dim() != 2 or table.shape[1] != key_width:
             raise ValueError(f"rope {rope!r} needs a table [max_positions, {key_width}]")
-        if table.device != down.device:
-            raise ValueError(f"table is on {table.device} but down on {down.device}")
+        if table.device != down.device or table.dtype != torch.float32:
+            raise ValueError(
+                f"table is {table.dtype} on {table.device}; it must be float32 on {down.device}"
+            )
         layout, _, rounding = rope.partition("_")
         turn = RopeContract(
             width=key_width,

@@ -218,8 +218,9 @@ Prepared prepare(const Arguments& a, const Tensor* slots) {
                   "latentkv: down must have a dimension, and gain exactly one");
   const int64_t leading = a.down.dim() - 1, width = a.gain.size(0);
   const int64_t key_width = a.down.size(leading) - width;
-  STD_TORCH_CHECK(width >= 1 && width <= (int64_t{1} << 24) && key_width >= 0,
-                  "latentkv: gain must be as long as the latent, 1 to 2^24");
+  STD_TORCH_CHECK(width >= 1 && width <= (int64_t{1} << 24) && key_width >= 0 &&
+                      key_width % 2 == 0,
+                  "latentkv: gain must be as long as the latent, 1 to 2^24, and the key's width even");
   check_unit_stride(a.down, "down");
   check_unit_stride(a.gain, "gain");
   check_table(a, key_width, rotation);

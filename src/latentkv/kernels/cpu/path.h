@@ -11,6 +11,7 @@
 namespace latentkv {
 
 constexpr int kChunk = 32;  // rows worked on together: their latents and keys stay in the first cache
+constexpr int kAhead = 2;   // rows from which a record is fetched before it is written
 
 // One call: what is the same for every row.
 struct PathCall {
@@ -92,7 +93,9 @@ class PathRows {
     part.y_stride = call_.norm.width;
     part.stream = false;
     call_.normalise(part);
+    const int64_t written = call_.as_codes ? call_.quant.width : out_bytes;
     for (int k = 0; k < count_; ++k) {
+      if (k + kAhead < count_) prefetch(rows_[k + kAhead].latent, written);
       const char* latent = staged + k * out_bytes;
       if (!call_.quantised) {
         std::memcpy(rows_[k].latent, latent, static_cast<size_t>(out_bytes));
@@ -102,6 +105,10 @@ class PathRows {
         call_.values(latent, call_.quant, rows_[k].latent);
       }
     }
+  }
+
+  static void prefetch(const char* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += kStreamAlign) __builtin_prefetch(p + i, 1);
   }
 
   // Whether the rows' pointers lie apart at one stride, in elements of this size, and which.
