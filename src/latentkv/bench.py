@@ -26,7 +26,6 @@ from .models.spec import Model
 if TYPE_CHECKING:
     import torch
 
-COMPONENTS = ("norm", "path")  # the default first
 ROWS = (1, 16, 128, 1024, 4096, 32768)
 WARM_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "20000000000"}
 
@@ -40,7 +39,7 @@ def run(model: str, component: str, heap: str) -> Iterator[Measurement]:
     """Start the child and yield what it measures. Raises RuntimeError with its words if it fails.
 
     Arguments:
-        component: one of `COMPONENTS`.
+        component: "norm" or "path".
         heap: "warm": everything; "default": the largest size of latentkv and the copy alone.
     """
     env = {**os.environ, **(WARM_HEAP if heap == "warm" else {})}

@@ -29,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_CHECKED = ("norm", "path")  # what `check` knows, the default first
+COMPONENTS = ("norm", "path")  # what `check` and `bench` know, the default first
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
 
@@ -204,16 +204,8 @@ def check(
       2  misuse: an unknown model or component, an --impl that can't be
          imported, raises, returns another shape or writes to its inputs
     """
-    if component is None and model is not None and _word(model) in _CHECKED:
-        model, component = None, model
-    component = _word(component or _CHECKED[0])
-    listed = f"Components: {', '.join(_CHECKED)}"
-    if component not in _CHECKED:
-        fail(f"unknown component {component!r}. {listed}; the model comes first")
-    try:
-        names = models.names() if model is None else (models.get(model).name,)
-    except models.UnknownModelError as error:
-        fail(f"{error}. {listed}")
+    named, component = _chosen(model, component)
+    names = models.names() if named is None else (named.name,)
     with _progress() as say:
         with _environment():
             from .conformance import survey as norm
@@ -250,26 +242,38 @@ def check(
 @app.command()
 def bench(
     model: Annotated[
-        str,
-        typer.Argument(help="Whose contract and sizes.", metavar="MODEL"),
-    ] = models.names()[0],
+        str | None,
+        typer.Argument(
+            help=f"Whose contract and sizes; without it, {models.names()[0]}'s.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
+    component: Annotated[
+        str | None,
+        typer.Argument(
+            help="What of it: norm (the default) or path. It may stand alone.",
+            metavar="COMPONENT",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time the norm against eager PyTorch, F.rms_norm, torch.compile and a copy of the same slice.
+    """Time the norm, or the path into a cache, against what else is installed and a copy.
 
-    Forward, and forward with backward, over numbers of rows; each function in a block of its own,
-    in a child process on a warm heap. Takes about a minute.
+    The norm, forward and with backward, against eager PyTorch, F.rms_norm, torch.compile and a copy
+    of the same slice; compressing and writing into a cache against the same steps in eager PyTorch
+    and a copy of the same rows into the same cache. Each function runs in a block of its own, in a
+    child process on a warm heap. Takes about a minute.
     """
-    try:
-        chosen = models.get(model)
-    except models.UnknownModelError as error:
-        fail(str(error))
+    named, component = _chosen(model, component)
+    chosen = named or models.get(models.names()[0])
     from .bench import run
 
     measurements = []
     with _progress() as say:
         for heap in ("warm", "default"):
-            for one in run(chosen.name, heap):
+            for one in run(chosen.name, component, heap):
                 say(f"{one.function}, {one.rows:,} rows {one.work}")
                 measurements.append(one)
     if as_json:
@@ -277,7 +281,21 @@ def bench(
         return
     from .bench_table import print_bench
 
-    print_bench(chosen, measurements)
+    print_bench(chosen, component, measurements)
+
+
+def _chosen(model: str | None, component: str | None) -> tuple[models.Model | None, str]:
+    """MODEL and COMPONENT, where a component may stand alone."""
+    if component is None and model is not None and _word(model) in COMPONENTS:
+        model, component = None, model
+    component = _word(component or COMPONENTS[0])
+    listed = f"Components: {', '.join(COMPONENTS)}"
+    if component not in COMPONENTS:
+        fail(f"unknown component {component!r}. {listed}; the model comes first")
+    try:
+        return None if model is None else models.get(model), component
+    except models.UnknownModelError as error:
+        fail(f"{error}. {listed}")
 
 
 def _word(given: str) -> str:

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Implementation:
             self.has_residual = _takes_residual(function.forward)
         elif isinstance(function, type) or not callable(function):
             raise ImplementationError(
-                f"{name} is {_kind(function)}; it must be a function f(x, gain, eps), or a "
+                f"{name} is {kind(function)}; it must be a function f(x, gain, eps), or a "
                 "torch.nn.Module class or object with a weight"
             )
         else:
@@ -63,7 +63,7 @@ class Implementation:
         """``y`` for rows ``x``. Raises ImplementationError."""
         result = self._run(x, gain, eps, {})
         if not isinstance(result, torch.Tensor):
-            raise ImplementationError(f"{self.name} returned {_kind(result)}, not a tensor")
+            raise ImplementationError(f"{self.name} returned {kind(result)}, not a tensor")
         self._check_shape("y", result, x)
         return result.detach().clone()  # it may be a buffer that the next call overwrites
 
@@ -75,7 +75,7 @@ class Implementation:
         pair = isinstance(result, (tuple, list)) and len(result) == 2
         if not pair or not all(isinstance(part, torch.Tensor) for part in result):
             raise ImplementationError(
-                f"{self.name} with a residual returned {_kind(result)}, not (y, sum)"
+                f"{self.name} with a residual returned {kind(result)}, not (y, sum)"
             )
         y, total = result
         self._check_shape("y", y, x)
@@ -85,31 +85,12 @@ class Implementation:
     def _run(
         self, x: torch.Tensor, gain: torch.Tensor, eps: float, more: dict[str, torch.Tensor]
     ) -> Any:
-        inputs = {"x": x, "gain": gain, **more}
-        before = {name: value.clone() for name, value in inputs.items()}
-        try:
-            with torch.no_grad(), redirect_stdout(sys.stderr):  # stdout may be JSON
-                result = self._call(x, gain, eps, **more)
-        except ImplementationError:
-            raise
-        except (Exception, SystemExit) as error:
-            first_line = (str(error).strip().splitlines() or [""])[0]
-            failure = ImplementationError(
-                f"{self.name} raised {type(error).__name__}: {first_line} (on {_describe(x)}, "
-                f"gain {_describe(gain)}, eps {eps:g}{', a residual' if more else ''})"
-            )
-            failure.raised = True
-            raise failure from error
-        finally:
-            changed = [name for name, value in inputs.items() if not same_bits(value, before[name])]
-            for name in changed:  # others are tested with the same tensors
-                inputs[name].copy_(before[name])
-        if changed:
-            raise ImplementationError(
-                f"{self.name} mutates its input {changed[0]}; test it through a function that "
-                "passes it a clone"
-            )
-        return result
+        return run_guarded(
+            self.name,
+            lambda: self._call(x, gain, eps, **more),
+            {"x": x, "gain": gain, **more},
+            f"{describe(x)}, gain {describe(gain)}, eps {eps:g}{', a residual' if more else ''}",
+        )
 
     def _check_shape(self, what: str, value: torch.Tensor, x: torch.Tensor) -> None:
         if value.shape != x.shape:
@@ -119,11 +100,53 @@ class Implementation:
             )
 
 
+def run_guarded(
+    name: str, call: Callable[[], Any], inputs: Mapping[str, torch.Tensor], on: str
+) -> Any:
+    """What ``call`` returns, given inputs that it must leave as they were.
+
+    Arguments:
+        name: the implementation's.
+        inputs: by name, put back if they were changed.
+        on: the inputs in words, for the message.
+
+    Raises ImplementationError where the call raises or changes an input.
+    """
+    before = {label: value.clone() for label, value in inputs.items()}
+    try:
+        with torch.no_grad(), redirect_stdout(sys.stderr):  # stdout may be JSON
+            result = call()
+    except ImplementationError:
+        raise
+    except (Exception, SystemExit) as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        failure = ImplementationError(
+            f"{name} raised {type(error).__name__}: {first_line} (on {on})"
+        )
+        failure.raised = True
+        raise failure from error
+    finally:
+        changed = [label for label, value in inputs.items() if not same_bits(value, before[label])]
+        for label in changed:  # others are tested with the same tensors
+            inputs[label].copy_(before[label])
+    if changed:
+        raise ImplementationError(
+            f"{name} mutates its input {changed[0]}; test it through a function that "
+            "passes it a clone"
+        )
+    return result
+
+
 def load(spec: str) -> Implementation:
     """The implementation that ``MODULE:NAME`` or ``FILE.py:NAME`` names.
 
     Raises ImplementationError, saying which part of the name could not be found.
     """
+    return Implementation(spec, load_object(spec))
+
+
+def load_object(spec: str) -> Any:
+    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names, whatever it is. Raises as `load`."""
     place, _, name = spec.rpartition(":")
     if not place or not name:
         raise ImplementationError(f"{spec!r} is not of the form MODULE:NAME or FILE.py:NAME")
@@ -137,7 +160,7 @@ def load(spec: str) -> Implementation:
             value = getattr(value, part)
         except (Exception, SystemExit):
             raise ImplementationError(f"{place} has no {name}") from None
-    return Implementation(spec, value)
+    return value
 
 
 def _import_module(name: str) -> Any:
@@ -169,7 +192,7 @@ def _import_file(path: Path) -> Any:
 
 
 def _class_form(name: str, cls: type[torch.nn.Module]) -> Callable[..., Any]:
-    eps_name = next((p for p in _parameters(cls) if p in _EPS_NAMES), None)
+    eps_name = next((p for p in parameters(cls) if p in _EPS_NAMES), None)
     built: dict[tuple[int, float], torch.nn.Module] = {}
 
     def call(x: torch.Tensor, gain: torch.Tensor, eps: float, **more: torch.Tensor) -> Any:
@@ -211,7 +234,8 @@ def _check_signature(name: str, function: Callable[..., Any]) -> None:
         ) from None
 
 
-def _parameters(function: Any) -> tuple[str, ...]:
+def parameters(function: Any) -> tuple[str, ...]:
+    """The names of a callable's parameters; none where it doesn't tell."""
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -219,14 +243,16 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 
 def _takes_residual(function: Any) -> bool:
-    return "residual" in _parameters(function)
+    return "residual" in parameters(function)
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
+    """What a value is, in words."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _describe(value: torch.Tensor) -> str:
+def describe(value: torch.Tensor) -> str:
+    """Dtype and shape."""
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

@@ -48,7 +48,7 @@ def quantise(latent: torch.Tensor, quant: LatentQuant) -> tuple[torch.Tensor, to
 @uncompiled
 def dequantise(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``code * scale``, rounded to fp32 and then to ``dtype``: [..., width], contiguous."""
-    with gradual_underflow(scales):
+    with gradual_underflow(codes):
         groups = codes.float().unflatten(-1, (scales.shape[-1], -1))
         values: torch.Tensor = (groups * scales.unsqueeze(-1)).to(dtype)
         return values.flatten(-2).contiguous()

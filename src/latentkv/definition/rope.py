@@ -91,12 +91,11 @@ def rotate(
         else:
             lo = x0 * cos - x1 * sin
             hi = x0 * sin + x1 * cos
-        # Filled in, not joined: under autocast to the other 16-bit dtype, torch.cat raises.
-        turned = key.new_empty(key.shape)
-        to_lo, to_hi = _pairs(turned, contract.layout == "half")
-        to_lo.copy_(lo)
-        to_hi.copy_(hi)
-    return turned
+        # Joined before the last rounding: under autocast to the other 16-bit dtype, torch.cat
+        # and torch.stack refuse rounded ones.
+        if contract.layout == "half":
+            return torch.cat([lo, hi], dim=-1).to(key.dtype)
+        return torch.stack([lo, hi], dim=-1).flatten(-2).to(key.dtype)
 
 
 @uncompiled

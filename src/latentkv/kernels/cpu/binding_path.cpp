@@ -110,7 +110,7 @@ struct PathJob {
     for (int64_t row = begin; row < end;) {
       const auto run = walk.run(row, end);
       for (int64_t i = 0; i < run.rows; ++i, ++row) {
-        const int64_t slot = slots.data ? slots.at(run.offsets[kSlots] + i * strides[kSlots]) : 0;
+        int64_t slot = slots.data ? slots.at(run.offsets[kSlots] + i * strides[kSlots]) : 0;
         if (slot < 0) continue;
         const int64_t position =
             turns ? positions.at(run.offsets[kPositions] + i * strides[kPositions]) : 0;

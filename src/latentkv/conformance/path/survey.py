@@ -1,0 +1,78 @@
+"""Many paths against many models: what ``latentkv check path`` runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ...models import Model
+from ..implementation import ImplementationError, load_object
+from ..known import Skipped
+from ..observe import Observation
+from ..survey import Origin, Result, Survey
+from .identify import judge_path
+from .implementation import PathImplementation
+from .known import KnownPath, found
+from .observe import observe_norm, observe_path
+
+
+def survey_found(chosen: Sequence[Model], say: Callable[[str], None]) -> Survey:
+    """Everything found here, against these models; ``say`` hears what is next."""
+    survey = Survey()
+    with warnings.catch_warnings(), _one_thread():
+        warnings.simplefilter("ignore")  # other people's deprecations
+        for entry in found():
+            if isinstance(entry, Skipped):
+                survey.skipped.append(entry)
+                continue
+            say(entry.name)
+            try:
+                survey.results += _results(entry, chosen, "ours" if entry.ours else "found")
+            except ImplementationError as error:
+                survey.skipped.append(Skipped(entry.name, str(error)))
+    return survey
+
+
+def survey_given(
+    specs: Sequence[str], chosen: Sequence[Model], say: Callable[[str], None]
+) -> Survey:
+    """The user's paths, by ``MODULE:NAME``. Raises ImplementationError."""
+    survey = Survey()
+    for spec in specs:
+        say(spec)
+        survey.results += _results(KnownPath(spec, _loaded(spec)), chosen, "given")
+    return survey
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Many small operations: where others use the cores as well, threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _loaded(spec: str) -> Callable[[Model], PathImplementation]:
+    implementation = PathImplementation(spec, load_object(spec))
+    return lambda _: implementation
+
+
+def _results(entry: KnownPath, chosen: Sequence[Model], origin: Origin) -> Iterator[Result]:
+    """One observation of the norm, the slowest part, serves all models whose norms are alike."""
+    norms: dict[tuple[int, float, str], Observation] = {}
+    for model in chosen:
+        contract, implementation = model.kv, entry.build(model)
+        seen, norm = observe_path(implementation, contract), None
+        if not seen.of_latent.quantised:
+            asked = contract.norm
+            alike = (asked.width, asked.eps, asked.order if entry.ours else "")
+            if alike not in norms:
+                norms[alike] = observe_norm(implementation, contract)
+            norm = norms[alike]
+        yield Result(model.name, judge_path(entry.name, seen, norm, contract), origin)
