@@ -95,8 +95,9 @@ MUTANTS = (
     Mutant(
         "slot -1 written to slot 0",
         ("binding_path.cpp",),
-        "if (slot < 0) continue;",
-        "slot = std::max<int64_t>(slot, 0);",
+        "slots.data ? slots.at(run.offsets[kSlots] + i * strides[kSlots]) : 0;",
+        "slots.data ? std::max<int64_t>(0, slots.at(run.offsets[kSlots]"
+        " + i * strides[kSlots])) : 0;",
     ),
     Mutant(
         "row missing from dgamma",

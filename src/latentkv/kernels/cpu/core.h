@@ -117,8 +117,8 @@ enum class Rotation : int {
 };
 
 // One key of `width` features; cos of its pairs' angles, then sin (not read without rotation). Keys may
-// not overlap.
-using KeyKernel = void (*)(const void* key, const float* cos, void* out, int64_t width);
+// not overlap. Streamed as in NormRows, where `out` and the key's bytes are multiples of kStreamAlign.
+using KeyKernel = void (*)(const void* key, const float* cos, void* out, int64_t width, bool stream);
 
 KeyKernel key_kernel(Dtype in, Rotation rotation);
 

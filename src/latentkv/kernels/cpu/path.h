@@ -10,7 +10,8 @@
 
 namespace latentkv {
 
-constexpr int kChunk = 32;  // rows worked on together: their latents and keys stay in the first cache
+constexpr int kChunk = 64;      // rows worked on together, at most
+constexpr int kQuantChunk = 16;  // where their latents wait to be quantised, in the first cache
 constexpr int kAhead = 2;   // rows from which a record is fetched before it is written
 
 // One call: what is the same for every row.
@@ -21,6 +22,8 @@ struct PathCall {
   Dtype latent;   // of the latent as it is used
   int64_t key_width;
   KeyKernel turn;
+
+  bool stream_keys;
 
   bool quantised;
   QuantCall quant;
@@ -45,21 +48,23 @@ inline int64_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
 // Collects rows and works on them a chunk at a time, each read from memory once.
 class PathRows {
  public:
-  explicit PathRows(const PathCall& call) : call_(call) {}
+  explicit PathRows(const PathCall& call)
+      : call_(call), most_(call.quantised ? kQuantChunk : kChunk) {}
 
   void add(const PathRow& row) {
     rows_[count_++] = row;
-    if (count_ == kChunk) flush();
+    if (count_ == most_) flush();
   }
 
   void flush() {
     if (count_ == 0) return;
     const int64_t key = call_.norm.width * size_of(call_.in);
-    for (int k = 0; k < count_; ++k) __builtin_prefetch(rows_[k].x + key);
+    const int64_t key_bytes = call_.key_width * size_of(call_.in);
+    for (int k = 0; k < count_; ++k) prefetch<false>(rows_[k].x + key, key_bytes);
     normalise();
     for (int k = 0; k < count_; ++k) {
       const PathRow& row = rows_[k];
-      call_.turn(row.x + key, row.cos, row.key, call_.key_width);
+      call_.turn(row.x + key, row.cos, row.key, call_.key_width, call_.stream_keys);
     }
     count_ = 0;
   }
@@ -71,7 +76,7 @@ class PathRows {
     const int64_t in_bytes = call_.norm.width * size_of(in), out_bytes = call_.norm.width * size_of(out);
     NormRows part = call_.norm;
     part.rows = count_;
-    part.follow = count_ == kChunk ? kChunk : 0;
+    part.follow = count_ == most_ ? most_ : 0;
     part.rstd = rows_[0].rstd;
     if (call_.widen || !evenly(&PathRow::x, size_of(in), part.x_stride)) {
       char* staged = space(in_, in_bytes);
@@ -95,7 +100,7 @@ class PathRows {
     call_.normalise(part);
     const int64_t written = call_.as_codes ? call_.quant.width : out_bytes;
     for (int k = 0; k < count_; ++k) {
-      if (k + kAhead < count_) prefetch(rows_[k + kAhead].latent, written);
+      if (k + kAhead < count_) prefetch<true>(rows_[k + kAhead].latent, written);
       const char* latent = staged + k * out_bytes;
       if (!call_.quantised) {
         std::memcpy(rows_[k].latent, latent, static_cast<size_t>(out_bytes));
@@ -107,8 +112,9 @@ class PathRows {
     }
   }
 
+  template <bool kWrite>
   static void prefetch(const char* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kStreamAlign) __builtin_prefetch(p + i, 1);
+    for (int64_t i = 0; i < bytes; i += kStreamAlign) __builtin_prefetch(p + i, kWrite);
   }
 
   // Whether the rows' pointers lie apart at one stride, in elements of this size, and which.
@@ -131,11 +137,12 @@ class PathRows {
   }
 
   char* space(std::vector<char>& memory, int64_t row_bytes) const {
-    memory.resize(static_cast<size_t>(row_bytes) * (count_ > 1 ? kChunk : 1));
+    memory.resize(static_cast<size_t>(row_bytes) * (count_ > 1 ? most_ : 1));
     return memory.data();
   }
 
   const PathCall& call_;
+  const int most_;
   PathRow rows_[kChunk];
   int count_ = 0;
   std::vector<char> in_, out_;
