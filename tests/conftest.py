@@ -44,3 +44,9 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread(threads: None) -> None:
+    """Thousands of small operations: threads would wait for each other."""
+    torch.set_num_threads(1)

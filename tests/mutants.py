@@ -94,7 +94,7 @@ MUTANTS = (
     ),
     Mutant(
         "slot -1 written to slot 0",
-        ("binding_path.cpp",),
+        ("path_job.h",),
         "slots.data ? slots.at(run.offsets[kSlots] + i * strides[kSlots]) : 0;",
         "slots.data ? std::max<int64_t>(0, slots.at(run.offsets[kSlots]"
         " + i * strides[kSlots])) : 0;",

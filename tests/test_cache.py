@@ -1,7 +1,6 @@
 """What a cache's layouts keep and give back: the compressed row's own bits, byte for byte."""
 
 import dataclasses
-import functools
 import struct
 from itertools import combinations
 
@@ -17,14 +16,15 @@ from helpers import (
     random_gain,
     random_rows,
 )
+from kv_rows import K2, K3, V32, table_of
 
 import latentkv
-from latentkv import KVContract, LatentCache, LatentQuant, RopeContract, definition, layouts, models
+from latentkv import KVContract, LatentCache, LatentQuant, RopeContract, definition, layouts
 from latentkv.contracts import RULES
 from latentkv.definition import path, records
 
-K2, K3, V32 = (models.get(name).kv for name in ("kimi-k2", "kimi-k3", "deepseek-v3.2-exp"))
 MODELS = {"K2": K2, "K3": K3, "V3.2": V32}
+
 
 SMALL_ROPE = RopeContract(
     width=16,
@@ -37,6 +37,8 @@ SMALL_ROPE = RopeContract(
     layout="interleaved",
     max_positions=100,
 )
+
+
 # Widths that are no model's: whole vectors, less than one, and no key at all.
 OTHER = {
     "64 and 16": KVContract(contract(64), 16, SMALL_ROPE, LatentQuant(32, "act_quant")),
@@ -44,19 +46,14 @@ OTHER = {
     "12 and 2": KVContract(contract(12), 2, None, LatentQuant(4, "vllm_fused")),
     "516 and 6": KVContract(contract(516), 6, None, LatentQuant(12, "vllm_cuda")),
 }
+
+
 # 3 rows of 5 tokens each: neither is a multiple of a block.
 BATCH, TOKENS = 3, 5
 
 
-table_of = functools.cache(definition.rotary_table)  # building one takes longer than a test
-
-
-def table(rule):
-    return None if rule.rope is None else table_of(rule.rope)
-
-
 def defined(down, gain, rule, positions):
-    return definition.compress_kv(down, gain, rule, positions, table(rule))
+    return definition.compress_kv(down, gain, rule, positions, table_of(rule))
 
 
 def with_rule(base, rule):
@@ -170,7 +167,7 @@ def record_of(rule, down, gain, position):
     """One fp8 record, put together from the byte map and nothing else."""
     width, groups = rule.norm.width, rule.norm.width // rule.quant.group
     codes, scales = path.codes_of(down[None], gain, rule)
-    key = path.key_of(down[None], rule, position[None], table(rule))
+    key = path.key_of(down[None], rule, position[None], table_of(rule))
     made = bytearray(width + 4 * groups + 2 * rule.key_width)
     for i, code in enumerate(codes[0].view(torch.uint8).tolist()):
         made[i] = code
@@ -201,7 +198,7 @@ def test_record_bytes_follow_the_map(rule):
             assert kept[512:528] == record[512:528], f"{name}: scales of slot {slot}"
             assert kept[528:] == record[528:], f"{name}: key of slot {slot}"
         by_definition = torch.zeros(2, 64, 656, dtype=torch.uint8)
-        records.write(by_definition, slots, down, gain, ruled, positions, table(ruled))
+        records.write(by_definition, slots, down, gain, ruled, positions, table_of(ruled))
         assert torch.equal(cache.records, by_definition), name
 
     on_each_instruction_set(check)
@@ -235,7 +232,7 @@ def test_plain_records_are_what_the_definition_writes(model, dtype):
     slots[1, 2] = -1
     slots[2, 4] = slots[0, 0]
     wanted = torch.full((5, 7, 576), 3.0, dtype=dtype)
-    records.write(wanted, slots, down, gain, rule, positions, table(rule))
+    records.write(wanted, slots, down, gain, rule, positions, table_of(rule))
 
     def check(name):
         kept = torch.full((5, 7, 576), 3.0, dtype=dtype)
@@ -301,7 +298,7 @@ def test_a_gain_of_another_dtype(model):
         ruled = rule if rule.quant else with_rule(rule, "vllm_fused")
         cache, by_definition = LatentCache.fp8(ruled, 1), torch.zeros(1, 64, 656, dtype=torch.uint8)
         cache.write(down, gain, positions, slots)
-        records.write(by_definition, slots, down, gain, ruled, positions, table(ruled))
+        records.write(by_definition, slots, down, gain, ruled, positions, table_of(ruled))
         assert torch.equal(cache.records, by_definition)
         if rule.norm.order == "gain_then_cast":
             plain = LatentCache.paged(rule, 1, 64)

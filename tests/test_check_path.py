@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import SOURCE
 from typer.testing import CliRunner
 
@@ -18,11 +18,8 @@ from latentkv.conformance import Report
 from latentkv.conformance.known import Skipped
 from latentkv.conformance.path import PathReport, identify_path, known
 
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    """Thousands of small operations: threads would wait for each other."""
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
+ONE = {"OMP_NUM_THREADS": "1"}  # of a process what one_thread is here
 
 
 THEIRS = """
@@ -164,10 +161,19 @@ def test_the_table_fits_the_terminal(theirs, monkeypatch, columns):
 
 def test_the_table_is_ascii_where_the_stream_is():
     done = subprocess.run(
-        [sys.executable, "-m", "latentkv", "check", "path", "--impl", "paths.py:unrotated"],
+        [
+            sys.executable,
+            "-m",
+            "latentkv",
+            "check",
+            "kimi-k3",
+            "path",
+            "--impl",
+            "paths.py:unrotated",
+        ],
         capture_output=True,
         cwd=Path(__file__).parent,
-        env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(SOURCE.parent)},
+        env={**ONE, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(SOURCE.parent)},
     )
     assert done.returncode == 0, done.stderr
     assert b"not rotated" in done.stdout and done.stdout.isascii()
@@ -182,6 +188,7 @@ def every_path():
         capture_output=True,
         text=True,
         timeout=600,
+        env=os.environ | ONE,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr

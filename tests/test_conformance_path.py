@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 
 import paths
 import pytest
 import torch
+from kv_rows import K2, K3, V32
 
-from latentkv import KVContract, LatentQuant, NormContract, compress_kv, models, write_kv
-from latentkv.bits import differing, same_bits
-from latentkv.conformance import ImplementationError
-from latentkv.conformance.path import PathImplementation, identify_path, key, latent
-from latentkv.conformance.path.probes import sample, table_rows, visibly_scaled
-from latentkv.contracts import ORDERS, RULES
-from latentkv.definition import rotary_table
-from latentkv.definition.rope import inverse_frequencies
+from latentkv import KVContract, LatentQuant, NormContract, compress_kv, write_kv
+from latentkv.conformance.path import identify_path, latent
+from latentkv.conformance.path.probes import sample
+from latentkv.contracts import RULES
 
-K2, K3, V32 = (models.get(name).kv for name in ("kimi-k2", "kimi-k3", "deepseek-v3.2-exp"))
+pytestmark = pytest.mark.usefixtures("one_thread")
 DEEPSEEK = paths.deepseek(paths.e4m3(paths.act_quant))
-
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    """Thousands of small operations: threads would wait for each other."""
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(
@@ -288,78 +278,6 @@ def test_a_wide_output_is_a_fault():
     assert faults[-2:] == ("returns the latent in float32", "returns the key in float32")
 
 
-def _mutates(name):
-    def f(down, gain, eps, positions, cos, sin):
-        {"down": down, "gain": gain, "positions": positions, "cos": cos}[name].zero_()
-        return paths.unrotated(down, gain, eps, positions)
-
-    return f
-
-
-def _mutates_slots(down, gain, eps, positions, cache=None, slots=None):
-    if slots is not None:
-        slots.clamp_min_(1)
-    return paths.unrotated(down, gain, eps, positions)
-
-
-def _raises(down, gain, eps, positions):
-    raise KeyError("no such kernel")
-
-
-def _one(down, gain, eps, positions):
-    return down
-
-
-def _wide_latent(down, gain, eps, positions):
-    return down, down
-
-
-def _batched_key(down, gain, eps, positions):
-    latent, key = paths.unrotated(down, gain, eps, positions)
-    return latent, key.unsqueeze(1)
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (_mutates("down"), "mutates its input down"),
-        (_mutates("gain"), "mutates its input gain"),
-        (_mutates("positions"), "mutates its input positions"),
-        (_mutates("cos"), "mutates its input cos"),
-        (_mutates_slots, "mutates its input slots"),
-        (_raises, r"raised KeyError: 'no such kernel' \(on bfloat16 \(512, 576\), gain bfloat16"),
-        (_one, r"returned an object of type Tensor, not \(latent, key\)"),
-        (_wide_latent, r"a latent of shape \(512, 576\), not \(512, 512\)"),
-        (_batched_key, r"a key of shape \(512, 1, 64\), not \(512, 64\)"),
-        (lambda x, gain, eps: x, r"can't be called as f\(down, gain, eps, positions\)"),
-        (lambda down, gain, eps, positions, cos: down, "a parameter cos but none named sin"),
-        (
-            lambda down, gain, eps, positions, cache, slots: down,
-            "cache and slots are passed by name, the latter two not in every call",
-        ),
-        (dict, "is the class dict"),
-        (3, "is an object of type int"),
-    ],
-)
-def test_what_cannot_be_tested_is_refused(bad, message):
-    with pytest.raises(ImplementationError, match=message):
-        identify_path(bad, V32, name="theirs")
-
-
-def test_a_mutation_does_not_reach_the_next_implementation():
-    with pytest.raises(ImplementationError):
-        identify_path(_mutates("gain"), K3, name="theirs")
-    assert identify_path(paths.unrotated, K3).follows
-
-
-def test_a_path_needs_a_contract_with_a_key():
-    with pytest.raises(TypeError, match="contract must be a KVContract, got NormContract"):
-        identify_path(paths.unrotated, K3.norm)
-    keyless = KVContract(NormContract(512, 1e-6, "cast_then_gain"), 0, None, None)
-    with pytest.raises(ValueError, match="no shared key"):
-        identify_path(paths.unrotated, keyless)
-
-
 def test_other_sizes():
     rope = replace(K2.rope, width=32, low=5, high=9)
     contract = KVContract(NormContract(256, 1e-5, "cast_then_gain"), 32, rope, None)
@@ -370,53 +288,3 @@ def test_other_sizes():
     finer = replace(V32, quant=LatentQuant(64, "flashmla"))
     report = identify_path(paths.deepseek(paths.e4m3(paths.flashmla, group=64)), finer)
     assert report.follows and (report.rules, report.group) == (("flashmla",), 64)
-
-
-def test_a_module_and_a_ready_made_implementation_will_do():
-    class Path(torch.nn.Module):
-        def forward(self, down, gain, eps, positions):
-            return paths.unrotated(down, gain, eps, positions)
-
-    assert identify_path(Path(), K3).implementation == "Path"
-    assert identify_path(PathImplementation("mine", paths.unrotated), K3).implementation == "mine"
-
-
-# The probes: what they have to contain for the above to be more than luck.
-
-
-def test_the_table_given_is_the_contracts():
-    rows = sample(V32)
-    cos, sin = rotary_table(V32.rope)[rows.positions].chunk(2, dim=-1)
-    given = rows.table()
-    assert same_bits(given[0], cos.contiguous()) and same_bits(given[1], sin.contiguous())
-    table = table_rows(inverse_frequencies(V32.rope), rows.positions)
-    assert same_bits(table, torch.cat(given, dim=-1))
-
-
-def test_the_rows_tell_every_two_rules_and_orders_apart():
-    large = visibly_scaled(sample(V32))
-    expected = {
-        (rule, order): latent.expected_latent(
-            replace(V32, norm=replace(V32.norm, order=order), quant=LatentQuant(128, rule))
-        )[large]
-        for rule in RULES
-        for order in ORDERS
-    }
-    for one, other in combinations(expected, 2):
-        share = differing(expected[one], expected[other]).double().mean()
-        assert share > 2 * latent._EXPLAINED, (one, other, share)
-
-
-@pytest.mark.parametrize("contract", [K2, V32], ids=["kimi-k2", "deepseek-v3.2-exp"])
-def test_the_rows_tell_every_two_rotations_and_roundings_apart(contract):
-    rows = sample(contract)
-    turns = list(key._turns(contract))
-    own = turns[0].key(rows, "result")
-    for turn in turns[1:]:
-        if turn.layout == turns[0].layout or turn.faults:
-            far = key._far(own, turn.key(rows, "result"), turn.layout, key._NEAR)
-            assert far > 10 * key._FAR_SHARE, (turn.faults, turn.layout, far)
-    early = rows.positions < key._EARLY
-    keys = [turns[0].key(rows, name)[early] for name in key._ROUNDINGS]
-    for one, other in combinations(keys, 2):
-        assert differing(one, other).double().mean() > 3 * key._EXPLAINED

@@ -8,13 +8,12 @@ import pickle
 import pytest
 import torch
 from helpers import DTYPES, assert_same, check_python, contract, name_of, random_gain, random_rows
+from kv_rows import K2, K3, V32
 
 import latentkv
 from latentkv import KVContract, LatentCache, LatentQuant, layouts, models
 from latentkv.cache import half_to_interleaved, interleaved_to_half
 from latentkv.layouts import Field, Record
-
-K2, K3, V32 = (models.get(name).kv for name in ("kimi-k2", "kimi-k3", "deepseek-v3.2-exp"))
 
 
 def test_the_fp8_record_byte_by_byte():

@@ -202,7 +202,7 @@ def test_schemas():
         "Tensor rstd, str order) -> (Tensor dx, Tensor dgain)",
         "compress_kv": f"({rows}, {numerics}) -> (Tensor latent, Tensor key)",
         "compress_kv_fwd": f"({rows}, {numerics}) -> (Tensor latent, Tensor key, Tensor rstd)",
-        "compress_kv_bwd": "(Tensor dlatent, Tensor dkey, Tensor down, Tensor gain, Tensor rstd, "
+        "compress_kv_bwd": "(Tensor? dlatent, Tensor? dkey, Tensor down, Tensor gain, Tensor rstd, "
         "Tensor? positions, Tensor? table, str order, str rope) -> (Tensor ddown, Tensor dgain)",
         "write_kv": f"(Tensor(a!) cache, Tensor slots, {rows}, {numerics}) -> ()",
     }

@@ -5,6 +5,18 @@ from fractions import Fraction
 
 import pytest
 import torch
+from e4m3 import (
+    E4M3,
+    MAGNITUDES,
+    POWERS,
+    RECIPROCAL,
+    bytes_of,
+    decoded,
+    encoded,
+    group_by_the_rule,
+    power_from,
+    scale_by_the_rule,
+)
 from helpers import (
     DTYPES,
     assert_same,
@@ -16,101 +28,17 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import divide32, rn32, round_float, round_fraction
-from test_path import path
+from kv_rows import path, written
+from oracle import rn32, round_float, round_fraction
 
 import latentkv
 from latentkv import LatentQuant, definition
 from latentkv.contracts import RULES
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-E4M3 = torch.float8_e4m3fn
-# Rules that round the scale up to a power of two; the two others keep the quotient.
-POWERS = ("act_quant", "flashmla", "vllm_fused")
-FLOOR = rn32(1e-4)
-RECIPROCAL = float(round_fraction(Fraction(1, 448), FP32))
 
 
-def decoded(code):
-    """A code's value by the format's own words: 4 bits of exponent, 3 of mantissa, no infinity."""
-    exponent, mantissa = code >> 3 & 15, code & 7
-    if exponent == 15 and mantissa == 7:
-        return math.nan
-    magnitude = Fraction(mantissa, 8) + (exponent > 0)
-    return float(magnitude * Fraction(2) ** (max(exponent, 1) - 7)) * (-1 if code >> 7 else 1)
-
-
-MAGNITUDES = [Fraction(decoded(code)) for code in range(0x7F)]
-
-
-def encoded(value):
-    """The code of a Python float: nearest, ties to the even code, 448 for all beyond, or NaN."""
-    if math.isnan(value):
-        return 0x7F
-    sign = 0x80 if math.copysign(1, value) < 0 else 0
-    if abs(value) >= 448:
-        return sign | 0x7E
-    magnitude = Fraction(abs(value))
-    low, high = 0, 0x7E
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if MAGNITUDES[middle] <= magnitude else (low, middle)
-    below, above = magnitude - MAGNITUDES[low], MAGNITUDES[high] - magnitude
-    return sign | (low if below < above or (below == above and low % 2 == 0) else high)
-
-
-def power_from(value):
-    """The smallest power of two that is not below a positive number."""
-    power = Fraction(2) ** (value.numerator.bit_length() - value.denominator.bit_length())
-    return power if power >= value else power * 2
-
-
-def scale_by_the_rule(amax, rule):
-    """docs/numerics.md's five rules, in fractions and one rounding at a time."""
-    if rule == "act_quant":
-        return float(power_from(Fraction(rn32(max(amax, FLOOR) * RECIPROCAL))))
-    quotient = float(round_fraction(Fraction(amax) / 448, FP32))
-    if rule == "sglang":
-        return quotient
-    if rule == "vllm_cuda":
-        return max(quotient, 2.0**-126)
-    return float(power_from(Fraction(max(quotient, FLOOR))))
-
-
-def group_by_the_rule(values, rule):
-    """Codes and scale of one group of floats."""
-    if any(math.isnan(v) or math.isinf(v) for v in values):
-        return [0x7F] * len(values), math.nan
-    scale = scale_by_the_rule(max(map(abs, values)), rule)
-    if rule != "sglang":
-        return [encoded(divide32(v, scale)) for v in values], scale
-    inverse = math.inf
-    if scale:
-        exact = round_fraction(1 / Fraction(scale), FP32)
-        inverse = float(exact) if exact < 2**128 else math.inf
-    return [encoded(rn32(v * inverse)) for v in values], scale
-
-
-def bytes_of(codes):
-    return codes.view(torch.uint8)
-
-
-def from_kernel(latent, group, rule):
-    """Codes and scales that a cache's record gets for this latent, a row of fp32.
-
-    A row of ones with an eps too small to count is the gain itself, whatever that is.
-    """
-    width = latent.numel()
-    contract = path(width, 0, rule=rule, group=group, eps=2.0**-126)
-    groups = width // group
-    cache = torch.full((1, 1, width + 4 * groups), 0xAA, dtype=torch.uint8)
-    ones = torch.ones(1, width, dtype=BF16)
-    latentkv.write_kv(cache, torch.tensor([0]), ones, latent, contract, None)
-    codes, scales = cache.flatten().split([width, 4 * groups])
-    return codes.clone().view(E4M3), scales.clone().view(FP32)
-
-
-def check(latent, group, rule, codes, scales, what=""):
+def check_codes(latent, group, rule, codes, scales, what=""):
     """The definition's and, on each instruction set, the kernel's: codes and scales of a row."""
     of_code = bytes_of(torch.tensor(codes, dtype=torch.uint8)) if codes is not None else None
     right = definition.quantise(latent, LatentQuant(group, rule))
@@ -119,7 +47,7 @@ def check(latent, group, rule, codes, scales, what=""):
         assert_same(right[1], torch.tensor(scales), f"{rule} {what}")
 
     def on(name):
-        actual = from_kernel(latent.float(), group, rule)
+        actual = written(latent.float(), group, rule)
         assert_same(bytes_of(actual[0]), bytes_of(right[0]), f"{name} {rule} {what}")
         assert_same(actual[1], right[1], f"{name} {rule} {what}")
 
@@ -151,7 +79,7 @@ def test_every_code_survives_a_round_trip(rule):
     for exponent in (smallest, smallest + 1, -9, -1, 0, 1, 7, 118, 119):
         scales = torch.tensor([2.0**exponent])
         latent = definition.dequantise(codes.view(E4M3), scales, FP32)
-        check(latent, len(finite), rule, finite, [2.0**exponent], f"2^{exponent}")
+        check_codes(latent, len(finite), rule, finite, [2.0**exponent], f"2^{exponent}")
 
 
 def around_every_middle():
@@ -177,7 +105,7 @@ def test_rounding_to_e4m3_everywhere_it_can_go_wrong(rule):
     assert {code & 0x7F for code in codes} == set(range(0x7F)) and 0x80 in codes
     values += [0.0] * (-len(values) % 4)
     codes += [0] * (len(values) - len(codes))
-    check(torch.tensor(values), len(values), rule, codes, [1.0])
+    check_codes(torch.tensor(values), len(values), rule, codes, [1.0])
 
 
 def test_ties_by_hand():
@@ -185,14 +113,14 @@ def test_ties_by_hand():
     values = [448.0, 17.0, 19.0, -17.0, 2.0**-10, 3 * 2.0**-10, 432.0, 2.0**-6 - 2.0**-10]
     codes = [0x7E, 0x58, 0x5A, 0xD8, 0x00, 0x02, 0x7E, 0x08]
     assert [encoded(value) for value in values] == codes
-    check(torch.tensor(values), 8, "act_quant", codes, [1.0])
+    check_codes(torch.tensor(values), 8, "act_quant", codes, [1.0])
 
 
 @pytest.mark.parametrize("rule", ["vllm_cuda", "sglang"])
 def test_the_largest_of_a_group_is_448(rule):
     # Scale and ratio are rounded, and the ratio may come out above 448: never a NaN.
     latent = random_rows(4096, 1, dtype=FP32).flatten()
-    right = check(latent, 1, rule, None, None)
+    right = check_codes(latent, 1, rule, None, None)
     assert set(bytes_of(right[0]).tolist()) == {0x7E, 0xFE}
     scales = right[1]
     ratio = latent / scales if rule == "vllm_cuda" else latent * (1 / scales)
@@ -210,7 +138,7 @@ def test_the_scale_of_every_bf16_amax(rule):
     latent = bf16_magnitudes()
     scales = [scale_by_the_rule(amax, rule) for amax in latent.double().tolist()]
     codes, _ = definition.quantise(latent, LatentQuant(1, rule))
-    check(latent, 1, rule, bytes_of(codes).tolist(), scales)
+    check_codes(latent, 1, rule, bytes_of(codes).tolist(), scales)
     if rule in POWERS:
         assert all(math.frexp(scale)[0] == 0.5 for scale in scales)
 
@@ -256,7 +184,7 @@ def test_scales_by_hand():
     right["vllm_fused"] = right["flashmla"]
     for rule, scales in right.items():
         latent = torch.tensor(amax).repeat_interleave(2) * torch.tensor([1.0, -0.5]).repeat(7)
-        actual = check(latent, 2, rule, None, None)
+        actual = check_codes(latent, 2, rule, None, None)
         assert_same(actual[1], torch.tensor(scales), rule)
 
 
@@ -269,7 +197,7 @@ def test_a_group_of_zeros(dtype, rule):
     else:
         codes, values = [0, 0x80, 0, 0], [0.0, -0.0, 0.0, 0.0]
         scale = {"act_quant": 2.0**-22, "vllm_cuda": 2.0**-126}.get(rule, 2.0**-13)
-    right = check(latent, 4, rule, None, None)
+    right = check_codes(latent, 4, rule, None, None)
     assert bytes_of(right[0])[:4].tolist() == codes and right[1][0] == scale
     back = definition.dequantise(*right, dtype)
     assert_same(back[:4], torch.tensor(values, dtype=dtype))
@@ -286,7 +214,7 @@ def test_an_infinity_or_a_nan_is_its_groups_alone(special, rule):
         latent = rows.clone()
         latent[1, place] = special
         latent = torch.cat([latent.flatten(), rows[0]])  # 140: divisible by 4, as records are
-        codes, scales = check(latent, 35, rule, None, None)
+        codes, scales = check_codes(latent, 35, rule, None, None)
         codes = bytes_of(codes)
         assert codes[35:70].tolist() == [0x7F] * 35 and scales[1].isnan()
         assert_same(codes[:35], bytes_of(untouched[0])[:35])
@@ -302,7 +230,7 @@ def test_an_infinity_or_a_nan_is_its_groups_alone(special, rule):
 def test_the_top_of_the_range(dtype, rule):
     # A power-of-two scale rounds the largest number up to 256 scales, which the format lacks.
     latent = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
-    right = check(latent, 4, rule, None, None)
+    right = check_codes(latent, 4, rule, None, None)
     values = definition.dequantise(*right, dtype)
     if rule in POWERS:
         assert bytes_of(right[0]).tolist() == [0x78] * 4 and decoded(0x78) == 256
@@ -387,7 +315,7 @@ def test_any_group_against_fractions(sample):
     # fit; where the scale is a subnormal number, the ratio is far from 448.
     values, rule = sample
     codes, scale = group_by_the_rule(values, rule)
-    check(torch.tensor(values), len(values), rule, codes, [scale], str(values))
+    check_codes(torch.tensor(values), len(values), rule, codes, [scale], str(values))
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -399,7 +327,7 @@ def test_latents_of_a_model_against_fractions(rule):
         of_group, scale = group_by_the_rule(group, rule)
         codes += of_group
         scales.append(scale)
-    check(latent, 128, rule, codes, scales)
+    check_codes(latent, 128, rule, codes, scales)
 
 
 def test_shapes_and_memory():

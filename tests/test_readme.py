@@ -44,6 +44,15 @@ def test_the_lines_about_the_cache_run():
     assert not scope["latent"][2].any() and scope["latent"][4].any()
 
 
+def test_the_page_about_caches_runs():
+    page = (Path(__file__).parents[1] / "docs/caches.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope = {}
+    for block in blocks:  # one after the other, as it says
+        exec(compile(block, "docs/caches.md", "exec"), scope)
+    assert len(blocks) >= 6 and scope["latent"][96].any() and not scope["latent"][97].any()
+
+
 @pytest.mark.parametrize("command", ["make demo", "make test", "latentkv show", "latentkv check"])
 def test_the_commands_are_there(command):
     assert command in README

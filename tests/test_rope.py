@@ -164,9 +164,14 @@ def test_bad_input():
     [
         ({"width": 7}, "width must be even"),
         ({"width": 0}, "width must be even"),
+        ({"width": 2**24 + 2}, "width must be even"),
         ({"theta": 1.0}, "theta must be finite and above 1"),
         ({"theta": float("nan")}, "theta must be finite"),
-        ({"factor": 0.5}, "factor must be finite and at least 1"),
+        ({"factor": 0.5}, "factor must be finite in fp32 and at least 1"),
+        ({"factor": 1e39}, "factor must be finite in fp32"),
+        ({"theta": 10**400}, "theta must be finite"),
+        ({"high": 2**70}, "low must be below high"),
+        ({"max_positions": 2**24 + 1}, "up to where fp32 holds each position"),
         ({"low": 20}, "low must be below high"),
         ({"low": -1}, "low must be below high"),
         ({"max_positions": 0}, "max_positions must be at least 1"),
@@ -186,3 +191,12 @@ def test_sizes_are_ints():
         for bad in (64.0, True, "64"):
             with pytest.raises(TypeError, match=f"{name} must be an int"):
                 changed(K2, **{name: bad})
+
+
+def test_theta_and_factor_are_numbers():
+    for name in ("theta", "factor"):
+        for bad in ("1e4", True, None, torch.tensor(1e4)):
+            with pytest.raises(TypeError, match=f"{name} must be a real number"):
+                changed(K2, **{name: bad})
+    assert changed(K2, theta=50000, factor=32) == K2
+    assert repr(changed(K2, theta=50000)) == repr(K2)  # a table goes by that

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import bits, cache, conformance, definition, layouts, models
-    from .cache import LatentCache
+    from .cache import LatentCache, half_to_interleaved, interleaved_to_half
     from .compress import compress_kv, write_kv
     from .contracts import KVContract, LatentQuant, NormContract, RopeContract
     from .integrations import replace_latent_norms
@@ -30,6 +30,8 @@ _HOME = {
     "RopeContract": "contracts",
     "add_rms_norm": "ops",
     "compress_kv": "compress",
+    "half_to_interleaved": "cache",
+    "interleaved_to_half": "cache",
     "replace_latent_norms": "integrations",
     "rms_norm": "ops",
     "write_kv": "compress",
@@ -50,6 +52,8 @@ __all__ = [
     "compress_kv",
     "conformance",
     "definition",
+    "half_to_interleaved",
+    "interleaved_to_half",
     "layouts",
     "models",
     "replace_latent_norms",

@@ -54,6 +54,6 @@ def refuse_tangents(*tensors: torch.Tensor) -> None:
 
 def refuse_second() -> NoReturn:
     raise NotImplementedError(
-        "latentkv has first derivatives only: drop create_graph, or differentiate "
-        "latentkv.definition.rms_norm in fp64"
+        "latentkv has first derivatives only: drop create_graph, or differentiate the function of "
+        "latentkv.definition in fp64"
     )

@@ -39,7 +39,7 @@ _NUMERICS = "float eps, str order, str rope, str rule, int group"
 SCHEMAS = (
     f"compress_kv({_ROWS}, {_NUMERICS}) -> (Tensor latent, Tensor key)",
     f"compress_kv_fwd({_ROWS}, {_NUMERICS}) -> (Tensor latent, Tensor key, Tensor rstd)",
-    "compress_kv_bwd(Tensor dlatent, Tensor dkey, Tensor down, Tensor gain, Tensor rstd,"
+    "compress_kv_bwd(Tensor? dlatent, Tensor? dkey, Tensor down, Tensor gain, Tensor rstd,"
     " Tensor? positions, Tensor? table, str order, str rope) -> (Tensor ddown, Tensor dgain)",
     f"write_kv(Tensor(a!) cache, Tensor slots, {_ROWS}, {_NUMERICS}) -> ()",
 )
@@ -145,8 +145,8 @@ def _compress_kv_fwd(
 
 
 def _compress_kv_bwd(
-    dlatent: torch.Tensor,
-    dkey: torch.Tensor,
+    dlatent: torch.Tensor | None,
+    dkey: torch.Tensor | None,
     down: torch.Tensor,
     gain: torch.Tensor,
     rstd: torch.Tensor,
@@ -155,12 +155,20 @@ def _compress_kv_bwd(
     order: str,
     rope: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """On every device: the norm's own kernel where there is one, the definition for the key."""
+    """On every device: the norm's own kernel where there is one, the definition for the key.
+
+    An absent gradient is that of a result which nobody used: its part is zeros.
+    """
     contract = _contract_of(down, gain, table, _ANY_EPS, order, rope, "", 0)
     check_operands(down, gain, contract, positions, values=False)
     x = down[..., : contract.norm.width]
-    dx, dgain = torch.ops.latentkv.rms_norm_bwd.default(dlatent, x, gain, rstd, order)
-    if contract.rope is not None:
+    if dlatent is None:
+        dx, dgain = x.new_zeros(x.shape), torch.zeros_like(gain)
+    else:
+        dx, dgain = torch.ops.latentkv.rms_norm_bwd.default(dlatent, x, gain, rstd, order)
+    if dkey is None:
+        dkey = down.new_zeros((*down.shape[:-1], contract.key_width))
+    elif contract.rope is not None:
         assert positions is not None and table is not None  # refused above
         dkey = definition.rotate_backward(dkey, positions, contract.rope, table)
     return joined(dx, dkey), dgain
@@ -210,8 +218,8 @@ def _fake_compress_kv_fwd(
 
 
 def _fake_compress_kv_bwd(
-    dlatent: torch.Tensor,
-    dkey: torch.Tensor,
+    dlatent: torch.Tensor | None,
+    dkey: torch.Tensor | None,
     down: torch.Tensor,
     gain: torch.Tensor,
     rstd: torch.Tensor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -29,8 +30,10 @@ class Plan:
 
 
 _PLANS: dict[int, Plan] = {}
+_BUILDING = Lock()
 _TABLES: dict[str, torch.Tensor] = {}  # by name: a graph looks them up by a constant
-_MANY = 1000  # contracts made on the fly must not pile up
+_MANY = 1000  # contracts made on the fly must not pile up,
+_MANY_TABLES = 32  # nor what they turn by: 64 MiB each at 262,144 positions
 
 
 def plan_of(contract: KVContract) -> Plan:
@@ -72,12 +75,15 @@ def table_of(plan: Plan, like: torch.Tensor) -> torch.Tensor | None:
 def shared_table(rope: RopeContract, device: torch.device) -> torch.Tensor:
     """[max_positions, width], fp32: one tensor for every equal contract and device."""
     name = table_name(rope, device)
-    table = _TABLES.get(name)
-    if table is None:
-        # Whatever mode the first caller is in (fake tensors, inference), others share the result.
-        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-            table = build_table(rope).to(device)
-        _TABLES[name] = table
+    with _BUILDING:  # threads that need it at once would each build one
+        table = _TABLES.get(name)
+        if table is None:
+            # Whatever mode the first caller is in (fake tensors, inference), others share it.
+            with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+                table = build_table(rope).to(device)
+            if len(_TABLES) >= _MANY_TABLES:  # plans keep what they use
+                _TABLES.clear()
+            _TABLES[name] = table
     return table
 
 

@@ -35,6 +35,21 @@ def bytes_moved(rows: int, width: int, element_size: int) -> int:
     return 2 * rows * width * element_size
 
 
+def others_load() -> str:
+    """A warning where the machine has other work: threads then wait for each other in turns."""
+    cores = os.cpu_count() or 1
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return ""
+    if load < cores / 2:
+        return ""
+    return (
+        f"The machine was busy before (load {load:.1f} on {cores} cores): times of small sizes may "
+        "be off by a thousandfold, and no ratio is worth quoting."
+    )
+
+
 def run(model: str, component: str, heap: str) -> Iterator[Measurement]:
     """Start the child and yield what it measures. Raises RuntimeError with its words if it fails.
 

@@ -32,6 +32,8 @@ class LatentCache:
         contract: such as ``models.get("kimi-k2").kv``; rows are compressed by it.
         block_size: records a block, as the reader counts them.
 
+    Attributes: the arguments, of which ``records`` is the tensor itself, used in place.
+
     Raises TypeError or ValueError: a shape, dtype or stride that is not the record's, overlapping
     records, memory that can't be written.
     """
@@ -52,7 +54,8 @@ class LatentCache:
             )
         if records.dtype != getattr(torch, record.element):
             raise TypeError(
-                f"records have dtype {records.dtype}; {record.name} is torch.{record.element}"
+                f"records have dtype {records.dtype}; {record.name} is torch.{record.element}: "
+                f"where the bytes are right, pass records.view(torch.{record.element})"
             )
         check_memory(records)
         _check_writable(records)
@@ -136,6 +139,8 @@ class LatentCache:
             slots: [...], int32 or int64. A negative one skips its row (padding), of equal ones
                 the last wins.
 
+        No gradient flows from the cache to the rows or the gain.
+
         Raises TypeError or ValueError, and leaves the cache as it was.
         """
         write_kv(self.records, slots, down, gain, self.contract, positions)
@@ -143,8 +148,9 @@ class LatentCache:
     def gather(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents [..., width] and keys [..., key_width] of these slots.
 
-        From an fp8 cache, both in bf16: ``code * scale``, rounded to fp32 and then to bf16, which
-        is what `latentkv.compress_kv` gave. A negative slot (an index that selects nothing) gives
+        What `latentkv.compress_kv` gives for the rows that were written. From an fp8 cache, both in
+        bf16: ``code * scale``, rounded to fp32 and then to bf16, whatever the gain's dtype was. A
+        negative slot (an index that selects nothing) gives
         zeros; no slot that is not asked for is used.
 
         Raises TypeError or ValueError.
@@ -161,12 +167,21 @@ class LatentCache:
 
 
 def interleaved_to_half(key: torch.Tensor) -> torch.Tensor:
-    """[..., key_width], pairs side by side, to all first elements and then all second ones."""
+    """The rotated key in the half layout: all first elements of the pairs, then all second ones.
+
+    Arguments:
+        key: [..., key_width], pairs side by side. Returns the same shape and dtype, new.
+    """
     return _permuted(key, layouts.half_of_interleaved)
 
 
 def half_to_interleaved(key: torch.Tensor) -> torch.Tensor:
-    """The way back: a cache written in one layout must never be read in the other."""
+    """The rotated key in the interleaved layout, pairs side by side: what most caches keep.
+
+    Arguments:
+        key: [..., key_width], as `interleaved_to_half` gives it. Returns the same shape and dtype,
+            new.
+    """
     return _permuted(key, layouts.interleaved_of_half)
 
 
@@ -188,7 +203,14 @@ def _check_record(record: Record, contract: KVContract) -> None:
     else:
         raise ValueError(f"record {record.name!r} is described here, but nothing writes it")
     if record != wanted:
-        raise ValueError(f"record {record.name!r} doesn't fit the contract, whose own is {wanted}")
+        parts = [
+            ", ".join(f"{field.count} {field.name} in {field.dtype}" for field in one.fields)
+            for one in (record, wanted)
+        ]
+        raise ValueError(
+            f"record {record.name!r} doesn't fit the contract: it has {parts[0]}; the contract's "
+            f"has {parts[1]}"
+        )
 
 
 def _check_block_size(block_size: int, record: Record) -> None:

@@ -268,8 +268,9 @@ def bench(
     """
     named, component = _chosen(model, component)
     chosen = named or models.get(models.names()[0])
-    from .bench import run
+    from .bench import others_load, run
 
+    busy = others_load()
     measurements = []
     with _progress() as say:
         for heap in ("warm", "default"):
@@ -282,6 +283,8 @@ def bench(
     from .bench_table import print_bench
 
     print_bench(chosen, component, measurements)
+    if busy:
+        print(f"\n{busy}")
 
 
 def _chosen(model: str | None, component: str | None) -> tuple[models.Model | None, str]:

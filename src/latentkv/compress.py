@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd.graph import increment_version
 
 from . import _library, _path_operators
 from ._autograd import (
@@ -127,6 +128,8 @@ def write_kv(
             plan.rule,
             plan.group,
         )
+        if not cache.is_inference():  # whoever saved it for a backward must hear of the change
+            increment_version(cache)
     except NotImplementedError:
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError):
@@ -169,14 +172,17 @@ class _CompressKV(torch.autograd.Function):
         _, _, rstd = output
         ctx.mark_non_differentiable(rstd)
         ctx.save_for_backward(down, gain, positions, table, rstd)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dlatent: Any, dkey: Any, _: Any) -> Any:
+        if dlatent is None and dkey is None:
+            return (None,) * 9
         down, gain, positions, table, rstd = ctx.saved_tensors
         ddown, dgain = apply(
             _CompressKVBackward,
-            unit_stride(dlatent),
-            unit_stride(dkey),
+            None if dlatent is None else unit_stride(dlatent),
+            None if dkey is None else unit_stride(dkey),
             down,
             gain,
             rstd,
@@ -185,6 +191,8 @@ class _CompressKV(torch.autograd.Function):
             ctx.order,
             ctx.rope,
         )
+        if dlatent is None:  # the gain had no part in the result
+            dgain = None
         return ddown, dgain, None, None, None, None, None, None, None
 
 
@@ -195,8 +203,8 @@ class _CompressKVBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        dlatent: torch.Tensor,
-        dkey: torch.Tensor,
+        dlatent: torch.Tensor | None,
+        dkey: torch.Tensor | None,
         down: torch.Tensor,
         gain: torch.Tensor,
         rstd: torch.Tensor,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import layouts
+from .citations import cited
 from .contracts import LatentQuant, RopeContract
 from .models import spec
-from .models.spec import Model
+from .models.spec import File, Model
 from .parameters import Parameters, parameters, product, together
 
 
@@ -67,11 +68,21 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Meaning:
+    """A rotation's contract in words, a half-sentence for each choice."""
+
+    interpolated: str
+    rounding: str
+    layout: str
+
+
+@dataclass(frozen=True)
 class Rotation:
     """The shared key's rotation: what the configuration sets, and what YaRN makes of it.
 
     ``low`` and ``high`` are the pairs between which the frequencies change over.
-    ``interpolated``, ``rounding`` and ``layout`` are values of `RopeContract`.
+    ``interpolated``, ``rounding`` and ``layout`` are values of `RopeContract`, and ``meaning``
+    says what they are.
     """
 
     settings: tuple[Setting, ...]
@@ -83,6 +94,7 @@ class Rotation:
     interpolated: str
     rounding: str
     layout: str
+    meaning: Meaning
 
 
 @dataclass(frozen=True)
@@ -145,22 +157,22 @@ class Compression:
 
 def compression(model: Model) -> Compression:
     """The key-value path of a model around its latent norm."""
-    weights = _weights(model)
+    weights, names = _weights(model), cited(model)
     records = [layouts.plain(model.kv)]
     if model.kv.quant is not None:
         records.append(layouts.fp8_ds_mla(model.kv))
     return Compression(
-        steps=_steps(model),
+        steps=_steps(model, names),
         weights=weights,
         together=together(model, [weight.shape for weight in weights]),
-        rotation=_rotation(model),
-        softmax=_softmax(model),
-        max_positions=_setting("max positions", model.max_positions),
+        rotation=_rotation(model, names),
+        softmax=_softmax(model, names),
+        max_positions=_setting("max positions", model.max_positions, names),
         records=tuple(_record(model, record) for record in records),
     )
 
 
-def _steps(model: Model) -> tuple[Step, ...]:
+def _steps(model: Model, names: dict[File, str]) -> tuple[Step, ...]:
     kv, heads = model.kv, model.heads.value
     hidden = _features(Part("hidden state", model.hidden_size.value))
     parts = Part("latent", kv.norm.width), Part("key", kv.key_width)
@@ -193,7 +205,7 @@ def _steps(model: Model) -> tuple[Step, ...]:
             step.name,
             *told[step.name],
             step.expression,
-            step.place.file.name,
+            names[step.place.file],
             step.place.label,
             step.note,
         )
@@ -209,12 +221,16 @@ _ROUNDING = {
     "each_step": "cos, sin, each product and their sum are rounded to the key's dtype",
     "result": "everything is computed in float32 and rounded once",
 }
+_INTERPOLATED = {
+    "power": "the factor multiplies {}, whose reciprocal is then taken",
+    "inverse": "the reciprocal of {} is taken, which is then divided by the factor",
+}
 _LAYOUT = {
     "half": "all first elements of the pairs come before all second ones",
     "interleaved": "pairs stay side by side",
 }
 _SCALE = {
-    "act_quant": "max(amax, 1e-4) / 448, rounded up to a power of two",
+    "act_quant": "max(amax, 1e-4) × fp32(1/448), rounded up to a power of two",
     "flashmla": "max(amax / 448, 1e-4), rounded up to a power of two",
     "vllm_fused": "max(amax / 448, 1e-4), rounded up to a power of two",
     "vllm_cuda": "max(amax / 448, 2^-126)",
@@ -232,9 +248,11 @@ def _rotates(rope: RopeContract | None) -> str:
 
 
 def _quantises(quant: LatentQuant, width: int) -> str:
+    # vllm_fused has flashmla's scale, of another latent
+    early = ", in float32 before the norm's last rounding," if quant.rule == "vllm_fused" else ""
     return (
-        f"The latent goes to e4m3 and back, in {width // quant.group} groups of {quant.group}, "
-        f"each with one scale by {quant.rule}: {_SCALE[quant.rule]}."
+        f"The latent{early} goes to e4m3 and back, in {width // quant.group} groups of "
+        f"{quant.group}, each with one scale by {quant.rule}: {_SCALE[quant.rule]}."
     )
 
 
@@ -251,7 +269,7 @@ def _weights(model: Model) -> tuple[Weight, ...]:
     )
 
 
-def _rotation(model: Model) -> Rotation | None:
+def _rotation(model: Model, names: dict[File, str]) -> Rotation | None:
     rope, facts = model.kv.rope, model.rotation
     if rope is None or facts is None:
         return None
@@ -268,7 +286,7 @@ def _rotation(model: Model) -> Rotation | None:
     power, factor, last = f"theta^(2i/{rope.width})", f"{rope.factor:g}", rope.width // 2 - 1
     between = f"from {rope.low + 1} to {rope.high - 1} a ramp; "
     return Rotation(
-        settings=tuple(_setting(name, fact) for name, fact in settings.items()),
+        settings=tuple(_setting(name, fact, names) for name, fact in settings.items()),
         frequency=f"1 / {power}",
         stretched=(
             f"1 / ({factor} × {power})"
@@ -285,20 +303,25 @@ def _rotation(model: Model) -> Rotation | None:
         interpolated=rope.interpolated,
         rounding=rope.rounding,
         layout=rope.layout,
+        meaning=Meaning(
+            _INTERPOLATED[rope.interpolated].format(power),
+            _ROUNDING[rope.rounding],
+            _LAYOUT[rope.layout],
+        ),
     )
 
 
-def _softmax(model: Model) -> Softmax:
+def _softmax(model: Model, names: dict[File, str]) -> Softmax:
     formula = f"{model.head_width}^-0.5"
     if model.rotation is not None:
         yarn = model.rotation.yarn
         key = "" if yarn.mscale_all_dim == 1 else f"{yarn.mscale_all_dim:g} × "
         formula += f" × m^2, m = 0.1 × {key}ln {yarn.factor:g} + 1 = {yarn.temperature}"
     place = model.compression.scale
-    return Softmax(model.softmax_scale, formula, place.file.name, place.label)
+    return Softmax(model.softmax_scale, formula, names[place.file], place.label)
 
 
-def _setting(name: str, fact: spec.Fact[float] | spec.Fact[int]) -> Setting:
+def _setting(name: str, fact: spec.Fact[float] | spec.Fact[int], names: dict[File, str]) -> Setting:
     file = fact.place.file
     return Setting(
         name,
@@ -306,7 +329,7 @@ def _setting(name: str, fact: spec.Fact[float] | spec.Fact[int]) -> Setting:
         fact.note,
         file.repository,
         file.copy_of,
-        file.name,
+        names[file],
         file.revision,
         fact.place.label,
     )

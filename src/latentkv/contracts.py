@@ -22,6 +22,7 @@ ScaleRule = Literal["act_quant", "flashmla", "vllm_fused", "vllm_cuda", "sglang"
 RULES: tuple[str, ...] = get_args(ScaleRule)
 
 MAX_WIDTH = 2**24
+MAX_POSITIONS = 2**24
 SMALLEST_EPS = 2.0**-126  # the smallest normal fp32: below it, flushing hardware would differ
 
 
@@ -75,10 +76,11 @@ class RopeContract:
             ``"result"`` computes in fp32 and rounds once.
         layout: of the result: ``"half"``, all first elements of the pairs and then all second
             ones, or ``"interleaved"``, as they came.
-        max_positions: positions run from 0 to this, exclusive.
+        max_positions: positions run from 0 to this, exclusive; at most 2^24.
 
     Raises:
-        TypeError: a width or max_positions that is not an int.
+        TypeError: a width, low, high or max_positions that is not an int, a theta or factor that
+            is not a real number.
         ValueError: a value outside the ranges above.
     """
 
@@ -95,16 +97,25 @@ class RopeContract:
     def __post_init__(self) -> None:
         for name in ("width", "low", "high", "max_positions"):
             object.__setattr__(self, name, _as_int(getattr(self, name), name))
-        if self.width < 2 or self.width % 2:
-            raise ValueError(f"width must be even and at least 2, since pairs turn: {self.width}")
-        if not (1 < self.theta < math.inf):
+        for name in ("theta", "factor"):
+            object.__setattr__(self, name, _as_float(getattr(self, name), name))
+        if not 2 <= self.width <= MAX_WIDTH or self.width % 2:
+            raise ValueError(
+                f"width must be even and 2 to 2^24, since features turn in pairs: {self.width}"
+            )
+        if not 1 < self.theta < math.inf:
             raise ValueError(f"theta must be finite and above 1, got {self.theta}")
-        if not (1 <= self.factor < math.inf):
-            raise ValueError(f"factor must be finite and at least 1, got {self.factor}")
-        if not 0 <= self.low < self.high:
-            raise ValueError(f"low must be below high, from 0 on, got {self.low} and {self.high}")
-        if self.max_positions < 1:
-            raise ValueError(f"max_positions must be at least 1, got {self.max_positions}")
+        if not 1 <= fp32(self.factor) < math.inf:
+            raise ValueError(f"factor must be finite in fp32 and at least 1, got {self.factor}")
+        if not 0 <= self.low < self.high <= MAX_WIDTH:
+            raise ValueError(
+                f"low must be below high, from 0 to 2^24, got {self.low} and {self.high}"
+            )
+        if not 1 <= self.max_positions <= MAX_POSITIONS:
+            raise ValueError(
+                "max_positions must be at least 1 and at most 2^24, up to where fp32 holds each "
+                f"position: {self.max_positions}"
+            )
         for name, choices in (
             ("interpolated", get_args(Interpolated)),
             ("rounding", get_args(RopeRounding)),
@@ -217,6 +228,15 @@ def _as_int(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, got {value!r}") from None
+
+
+def _as_float(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (float, Real)):
+        raise TypeError(f"{name} must be a real number, got {value!r} ({type(value).__name__})")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def check_eps(eps: Any) -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._source import Definition, definition
+from .citations import cited
 from .compression import Compression, compression
 from .contracts import NormContract
-from .models.spec import LatentNorm, Model, Place, Source
+from .models.spec import File, LatentNorm, Model, Place, Source
 from .parameters import Parameters, parameters
 
 DEFINITION = ("definition/norm.py", "rms_norm")
@@ -121,6 +122,17 @@ class Card:
 
 
 @dataclass(frozen=True)
+class CitedFile:
+    """A file as the page's citations call it, and where to find it."""
+
+    name: str
+    repository: str
+    path: str
+    revision: str
+    copy_of: str
+
+
+@dataclass(frozen=True)
 class Page:
     model: str
     title: str
@@ -140,6 +152,7 @@ class Page:
     compression: Compression
     code: Code
     sources: tuple[Card, ...]
+    files: tuple[CitedFile, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Dictionaries, lists, strings, numbers, booleans and None; tuples become lists."""
@@ -151,6 +164,7 @@ class Page:
 def page(model: Model) -> Page:
     """The page of a model's key-value latent norm, with the compression around it."""
     norm, contract = model.kv_latent_norm, model.norms.kv_latent
+    names = cited(model)
     return Page(
         model=model.display,
         title=norm.title,
@@ -159,7 +173,7 @@ def page(model: Model) -> Page:
             f"{model.instances} {norm.counted}",
             *norm.path,
         ),
-        call=Call(norm.call.value, norm.call.place.file.name, norm.call.place.lines[0].first),
+        call=Call(norm.call.value, names[norm.call.place.file], norm.call.place.lines[0].first),
         learned=True,
         summary=(
             "At each position, the features are divided by their root mean square; "
@@ -167,21 +181,21 @@ def page(model: Model) -> Page:
         ),
         module=_module(norm, contract),
         formula=_formula(norm.gain, contract.eps),
-        eps=_eps(norm, contract),
+        eps=_eps(norm, contract, names),
         order=contract.order,
         input=_tensor(
             norm,
             norm.input,
             contract,
             dtype="bfloat16, float16 or float32",
-            note=f"the first {contract.width} of the {model.down_width} features that the "
+            note=f"the first {contract.width:,} of the {model.down_width:,} features that the "
             "down-projection gives",
         ),
         output=_tensor(norm, norm.output, contract, dtype=_OUTPUT[contract.order], note=""),
         arithmetic=Arithmetic(
             _ARITHMETIC[contract.order],
             _ROUNDINGS[contract.order],
-            norm.arithmetic.file.name,
+            names[norm.arithmetic.file],
             norm.arithmetic.label,
         ),
         parameters=parameters(model, (contract.width,)),
@@ -195,12 +209,16 @@ def page(model: Model) -> Page:
         ),
         compression=compression(model),
         code=Code(
-            norm.code.file.name,
+            names[norm.code.file],
             _heading(norm.code),
             tuple(map(str, norm.code.lines)),
             definition(*DEFINITION),
         ),
         sources=tuple(map(_card, norm.sources)),
+        files=tuple(
+            CitedFile(name, file.repository, file.path, file.revision, file.copy_of)
+            for file, name in names.items()
+        ),
     )
 
 
@@ -234,7 +252,7 @@ def _module(norm: LatentNorm, contract: NormContract) -> Module:
     return Module(norm.module, norm.class_name, file.repository, file.path, file.revision, gain)
 
 
-def _eps(norm: LatentNorm, contract: NormContract) -> Eps:
+def _eps(norm: LatentNorm, contract: NormContract, names: dict[File, str]) -> Eps:
     config, file = norm.eps_config, norm.eps_config.place.file
     return Eps(
         value=contract.eps,
@@ -242,7 +260,7 @@ def _eps(norm: LatentNorm, contract: NormContract) -> Eps:
             f"The default of {norm.class_name}, ε = {scientific(contract.eps)}, applies: "
             "the norm is constructed without another."
         ),
-        file=norm.eps.file.name,
+        file=names[norm.eps.file],
         lines=norm.eps.label,
         config=Config(
             config.value,
@@ -250,7 +268,7 @@ def _eps(norm: LatentNorm, contract: NormContract) -> Eps:
             config.note,
             file.repository,
             file.copy_of,
-            file.name,
+            names[file],
             file.revision,
             config.place.label,
         ),

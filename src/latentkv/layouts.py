@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .contracts import KVContract
+from .contracts import RULES, KVContract
 
 SIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "uint8": 1}
 FP8_BLOCK = 64  # tokens a block: FlashMLA's kernels take no other
@@ -126,7 +126,8 @@ def fp8_ds_mla(contract: KVContract) -> Record:
     if contract.quant is None:
         raise ValueError(
             "an fp8 cache needs a scale rule, and this contract has none: pass "
-            'dataclasses.replace(contract, quant=LatentQuant(128, "act_quant"))'
+            'dataclasses.replace(contract, quant=LatentQuant(128, "flashmla")), or the rule that '
+            f"the cache's reader expects, of {', '.join(RULES)}"
         )
     width, group = contract.norm.width, contract.quant.group
     if width % 4:

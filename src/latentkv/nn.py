@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 
 from .cache import LatentCache
@@ -103,6 +105,14 @@ class KVCompression(torch.nn.Module):
         if not isinstance(cache, LatentCache):
             raise TypeError(f"cache must be a LatentCache, got {type(cache).__name__}")
         if cache.contract != self.contract:
-            raise ValueError(f"the cache's contract is {cache.contract}, not {self.contract}")
+            raise ValueError(
+                "the cache was made for another contract than this module's: its "
+                + ", ".join(
+                    f"{field.name} is {getattr(cache.contract, field.name)}, not "
+                    f"{getattr(self.contract, field.name)}"
+                    for field in fields(KVContract)
+                    if getattr(cache.contract, field.name) != getattr(self.contract, field.name)
+                )
+            )
         down = self.kv_a_proj_with_mqa(hidden)
         cache.write(down.detach(), self.kv_a_layernorm.weight.detach(), positions, slots)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from .compare import Comparison, Row, cite, config_place, shape
-from .describe import Card, Config, Page, scientific
+from .describe import Card, CitedFile, Config, Page, scientific
 from .terminal_compression import compression_section
 
 _NARROWEST, _WIDEST = 30, 1000  # whatever COLUMNS says
@@ -71,6 +73,7 @@ class Screen:
             *compression_section(self, page.compression, width),
             *self._code(page, width),
             *self._sources(page),
+            *self._files(page),
         )
         self.write([(part, width) for part in parts])
 
@@ -86,7 +89,7 @@ class Screen:
         for consequence in comparison.consequences:
             topic, _, rest = consequence.partition(": ")
             parts += [("", words), (self.text(f"{topic}: ", "bold") + self.text(rest), words)]
-        hint = self.text("latentkv show MODEL: one model, in full", "dim")
+        hint = self.text("latentkv show MODEL: one model, in full, with the files cited", "dim")
         self.write([*parts, ("", words), (hint, words)])
 
     def write(self, parts: Sequence[tuple[RenderableType, int]]) -> None:
@@ -106,7 +109,7 @@ class Screen:
             self.text(" › ".join(page.path), "dim"),
             "",
             self.text(f"{page.model} · ", "bold") + self.text(page.title, "bold"),
-            learned + call + place,
+            _Wrapped(learned + call + place),
             "",
             self.text(page.summary),
             "",
@@ -198,20 +201,42 @@ class Screen:
         return Group(
             self.text(source.id, "bold") + self.text(f"  {source.grade}", "green"),
             self.text(source.claim),
-            self.text(
-                f"{source.repository} / {source.file}, revision {source.revision}, "
-                f"lines {source.lines}",
-                "dim",
+            _Wrapped(
+                self.text(
+                    f"{source.repository} / {source.file}, revision {source.revision}, "
+                    f"lines {source.lines}",
+                    "dim",
+                )
             ),
         )
 
-    def fields(self, fields: dict[str, str]) -> Table:
-        """Names to the left, values beside them."""
+    def _files(self, page: Page) -> list[RenderableType]:
+        parts: list[RenderableType] = ["", self.text(f"Files cited  {len(page.files)}", "bold")]
+        return parts + [Padding(self._file(file), (0, 0, 0, 2)) for file in page.files]
+
+    def _file(self, file: CitedFile) -> RenderableType:
+        copy = f", a copy of {file.copy_of}'s" if file.copy_of else ""
+        place = f"{file.repository} / {file.path}, revision {file.revision}{copy}"
+        return Group(_Wrapped(self.text(file.name, "bold")), _Wrapped(self.text(place, "dim")))
+
+    def fields(self, fields: dict[str, str], *, stacked: bool = False) -> RenderableType:
+        """Names to the left, values beside them or, stacked, below."""
+        if stacked:
+            return Group(
+                *(
+                    Padding(part, (0, 0, 0, indent))
+                    for name, value in fields.items()
+                    for part, indent in (
+                        (self.text(name, "dim"), 2),
+                        (_Wrapped(self.text(value)), 4),
+                    )
+                )
+            )
         grid = Table.grid(padding=(0, 2), pad_edge=True)
         grid.add_column(style="dim", min_width=min(13, self.console.width // 3), overflow="fold")
         grid.add_column(overflow="fold")
         for name, value in fields.items():
-            grid.add_row(self.text(name), self.text(value))
+            grid.add_row(self.text(name), _Wrapped(self.text(value)))
         return grid
 
     def _symbol(self, latex: str) -> str:
@@ -224,7 +249,7 @@ class Screen:
         for model in comparison.models:
             table.add_column(self.text(model, "bold"), overflow="fold", ratio=1)
         for row in comparison.rows:
-            cells = [self._cell(row, column, "\n{}") for column in range(len(row.cells))]
+            cells = [_Wrapped(self._cell(row, column, "\n{}")) for column in range(len(row.cells))]
             mark = self.text(_DIFFERS if row.differs else "", "bold yellow")
             table.add_row(self.text(row.field), mark, *cells)
         return table
@@ -236,7 +261,7 @@ class Screen:
             parts.append(self.text(row.field, "bold") + self.text(mark, "bold yellow"))
             for column, model in enumerate(comparison.models):
                 line = self.text(f"{model}: ") + self._cell(row, column)
-                parts.append(Padding(line, (0, 0, 0, 2)))
+                parts.append(Padding(_Wrapped(line), (0, 0, 0, 2)))
         return Group(*parts)
 
     def _cell(self, row: Row, column: int, place: str = " ({})") -> Text:
@@ -246,6 +271,35 @@ class Screen:
         if alone:
             value += self.text(f" {_ALONE}", "bold yellow")
         return value + self.text(place.format(cell.place) if cell.place else "", "dim")
+
+
+class _Wrapped:
+    """Text in which a name that no line holds is broken between its parts, as rich doesn't."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        cuts = [
+            word.start() + cut
+            for word in re.finditer(r"\S+", self.text.plain)
+            for cut in _cuts(word.group(), options.max_width)
+        ]
+        yield Text("\n").join(self.text.divide(cuts))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.text)
+
+
+def _cuts(word: str, width: int) -> list[int]:
+    """Where a word is broken so that every part fits: after a dot or the like, an underscore."""
+    cuts, start = [], 0
+    while len(word) - start > width:
+        window = word[start : start + width]
+        found = re.match(r".*[./(,]", window) or re.match(r".*_", window)
+        start += found.end() if found else width
+        cuts.append(start)
+    return cuts
 
 
 def to_ascii(content: str) -> str:

@@ -28,6 +28,8 @@ _INDENT = 2
 def compression_section(screen: Screen, shown: Compression, width: int) -> list[RenderableType]:
     """The section, for a page of this width."""
     softmax = shown.softmax
+    beside = 3 * _INDENT + max(len(weight.step) for weight in shown.weights)
+    narrow = width < beside + max(len(weight.tensor) for weight in shown.weights)
 
     def heading(topic: str) -> RenderableType:
         return screen.text(f"Key–value compression · {topic}", "bold")
@@ -39,7 +41,8 @@ def compression_section(screen: Screen, shown: Compression, width: int) -> list[
         heading("parameters"),
         screen.fields(
             {weight.step: _weight(weight) for weight in shown.weights}
-            | {"together": _parameters(shown.together)}
+            | {"together": _parameters(shown.together)},
+            stacked=narrow,  # the checkpoint's names are there to be copied
         ),
         "",
         heading("rotation and softmax scale"),
@@ -94,9 +97,9 @@ def _rotation(rotation: Rotation) -> dict[str, str]:
     return {setting.name: _setting(setting) for setting in rotation.settings} | {
         "frequency": f"of pair i: {rotation.frequency}; divided: {rotation.stretched}",
         "ramp": rotation.ramp,
-        "interpolated": rotation.interpolated,
-        "rounding": rotation.rounding,
-        "layout": rotation.layout,
+        "interpolated": f"{rotation.interpolated}: {rotation.meaning.interpolated}",
+        "rounding": f"{rotation.rounding}: {rotation.meaning.rounding}",
+        "layout": f"{rotation.layout}: {rotation.meaning.layout}",
     }
 
 

@@ -5,11 +5,12 @@ import math
 
 import pytest
 import torch
+from e4m3 import POWERS
 from helpers import assert_same, random_gain, random_rows
-from test_path import K2, path
+from kv_rows import K2, K3, path, written
 
 import latentkv
-from latentkv import KVContract, NormContract, models
+from latentkv import KVContract, NormContract
 from latentkv.cache import half_to_interleaved, interleaved_to_half
 from latentkv.contracts import RULES
 
@@ -79,7 +80,7 @@ def test_bytes_of_one_layout_are_the_others_permuted(instruction_set):
 @pytest.mark.case("F16-04")
 def test_a_key_without_rotation_is_passed_on_at_any_position(instruction_set):
     # In and out the same bytes, NaN payloads and all; a position is not even looked at.
-    contract = models.get("kimi-k3").kv
+    contract = K3
     assert contract.rope is None
     down, gain = random_rows(3, 576), random_gain(512)
     down[0, 512:] = torch.arange(-32, 32).to(torch.int16).view(BF16)  # NaN and subnormal numbers
@@ -112,22 +113,15 @@ def test_a_key_has_an_even_width():
     assert latent.shape == (3, 512) and key.shape == (3, 0)
 
 
-def written(latent, rule):
-    """Codes and scales in a record, of one group: a row of ones is its gain, here the latent."""
-    contract = path(len(latent), 0, rule=rule, eps=2.0**-126)
-    cache = torch.zeros(1, 64, len(latent) + 4, dtype=torch.uint8)
-    ones = torch.ones(1, len(latent), dtype=BF16)
-    latentkv.write_kv(cache, torch.tensor([0]), ones, latent, contract, None)
-    codes, scale = cache[0, 0].split([len(latent), 4])
-    return codes.clone().view(torch.float8_e4m3fn), scale.clone().view(FP32).item()
+def codes_of(latent, rule):
+    """Codes and scale in a record, of one group."""
+    codes, scale = written(latent, len(latent), rule)
+    return codes, scale.item()
 
 
 def compressed(latent, rule):
     contract = path(len(latent), 0, rule=rule, eps=2.0**-126)
     return latentkv.compress_kv(torch.ones(len(latent), dtype=BF16), latent, contract, None)[0]
-
-
-POWERS = ("act_quant", "flashmla", "vllm_fused")
 
 
 @pytest.mark.case("F17-07")
@@ -138,12 +132,12 @@ def test_a_scale_is_a_power_of_two_where_it_should_be(instruction_set, rule):
     for amax, power in ((336.0, 1.0), (448.0, 1.0), (449.0, 2.0), (1.75, 2.0**-8)):
         scale = power if rule in POWERS else torch.tensor(amax).div(448).item()
         latent = torch.tensor([1.0, -amax, 0.5, 0.0])
-        assert written(latent, rule)[1] == scale, amax
+        assert codes_of(latent, rule)[1] == scale, amax
         # the plain path's scale is the same: its values are multiples of it
-        codes, _ = written(latent, rule)
+        codes, _ = codes_of(latent, rule)
         assert_same(compressed(latent, rule), codes.float() * torch.tensor(scale))
-    assert written(torch.tensor([449.0]).bfloat16().float().repeat(4), "act_quant")[1] == 1.0
-    codes, scale = written(torch.zeros(4), rule)
+    assert codes_of(torch.tensor([449.0]).bfloat16().float().repeat(4), "act_quant")[1] == 1.0
+    codes, scale = codes_of(torch.zeros(4), rule)
     floors = {"act_quant": 2.0**-22, "vllm_cuda": 2.0**-126, "sglang": 0.0}
     assert scale == floors.get(rule, 2.0**-13)
     zeros = compressed(torch.zeros(4), rule)
@@ -155,7 +149,7 @@ def test_a_scale_is_a_power_of_two_where_it_should_be(instruction_set, rule):
 def test_a_value_is_divided_by_its_scale_and_multiplied_again(instruction_set, rule):
     # 224 makes the scale 1/2 by each rule; with * for /, 3 would come back as 3/4.
     latent = torch.tensor([224.0, 3.0, -3.0, 0.0])
-    codes, scale = written(latent, rule)
+    codes, scale = codes_of(latent, rule)
     assert scale == 0.5 and codes.float().tolist() == [448.0, 6.0, -6.0, 0.0]
     assert_same(compressed(latent, rule), latent)
 
@@ -165,11 +159,11 @@ def test_what_lies_beyond_448_becomes_448(instruction_set):
     # A power-of-two scale leaves nothing beyond it, the others a rounding.
     for rule in RULES:
         for amax in (448.0, 448.00003, 500.0, 1e30, 3e38):
-            codes, scale = written(torch.tensor([amax, -amax, 0.0, 0.0]), rule)
+            codes, scale = codes_of(torch.tensor([amax, -amax, 0.0, 0.0]), rule)
             values = codes.float()
             assert 224 <= values[0] <= 448 and values[1] == -values[0] and math.isfinite(scale)
     # And one rule's reciprocal may be infinite: 2^-140 / 448 is 2^-149, whose inverse fp32 lacks.
-    codes, scale = written(torch.tensor([2.0**-140, -(2.0**-140), 2.0**-149, 0.0]), "sglang")
+    codes, scale = codes_of(torch.tensor([2.0**-140, -(2.0**-140), 2.0**-149, 0.0]), "sglang")
     assert codes.view(torch.uint8).tolist() == [0x7E, 0xFE, 0x7E, 0x7F] and scale == 2.0**-149
 
 

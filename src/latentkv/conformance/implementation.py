@@ -113,6 +113,7 @@ def run_guarded(
     Raises ImplementationError where the call raises or changes an input.
     """
     before = {label: value.clone() for label, value in inputs.items()}
+    dtype = torch.get_default_dtype()
     try:
         with torch.no_grad(), redirect_stdout(sys.stderr):  # stdout may be JSON
             result = call()
@@ -126,6 +127,7 @@ def run_guarded(
         failure.raised = True
         raise failure from error
     finally:
+        torch.set_default_dtype(dtype)  # the next probes must be the same ones
         changed = [label for label, value in inputs.items() if not same_bits(value, before[label])]
         for label in changed:  # others are tested with the same tensors
             inputs[label].copy_(before[label])

@@ -68,8 +68,8 @@ def key_of(
 
 @uncompiled
 def compress_kv_backward(
-    dlatent: torch.Tensor,
-    dkey: torch.Tensor,
+    dlatent: torch.Tensor | None,
+    dkey: torch.Tensor | None,
     down: torch.Tensor,
     gain: torch.Tensor,
     contract: KVContract,
@@ -81,13 +81,18 @@ def compress_kv_backward(
     They pass straight through the quantisation, as if it were the identity.
 
     Arguments: as `compress_kv`; ``dlatent`` and ``dkey`` are the gradients of its results, in
-    their shapes and dtypes.
+    their shapes and dtypes, None for one that nobody used.
     """
     check_down(down, gain, contract, positions)
     x = down[..., : contract.norm.width]
-    rstd = reciprocal_rms(x, contract.norm)
-    dx, dgain = rms_norm_backward(dlatent, x, gain, rstd, contract.norm)
-    if contract.rope is not None:
+    if dlatent is None:
+        dx, dgain = x.new_zeros(x.shape), torch.zeros_like(gain)
+    else:
+        rstd = reciprocal_rms(x, contract.norm)
+        dx, dgain = rms_norm_backward(dlatent, x, gain, rstd, contract.norm)
+    if dkey is None:
+        dkey = down.new_zeros((*down.shape[:-1], contract.key_width))
+    elif contract.rope is not None:
         assert positions is not None
         if table is None:
             table = rotary_table(contract.rope).to(down.device)

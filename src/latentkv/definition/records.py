@@ -27,6 +27,8 @@ def write(
     """Compress each row into its slot: a negative one skips it, of equal ones the last wins."""
     kept = slots >= 0
     rows, where = down[kept], slots[kept].long()
+    if not where.numel():
+        return
     if contract.rope is not None and positions is not None:
         positions = positions.expand(down.shape[:-1])[kept]
     fresh = encode(rows, gain, contract, positions, table, fp8=cache.dtype == torch.uint8)

@@ -18,7 +18,8 @@ from .as_written import gradual_underflow, uncompiled
 @uncompiled
 def inverse_frequencies(contract: RopeContract) -> torch.Tensor:
     """Radians a position, of each pair: [width / 2], fp32, on the CPU."""
-    return _inverse_frequencies(contract)
+    with gradual_underflow(torch.empty(contract.width, device="cpu")):
+        return _inverse_frequencies(contract)
 
 
 @uncompiled
@@ -39,13 +40,14 @@ def build_table(contract: RopeContract) -> torch.Tensor:
             "the floating-point unit doesn't round to nearest, and the rotary table is built once "
             "for the whole process: restore the mode for the first call"
         )
-    positions = torch.arange(contract.max_positions, device="cpu").float()
-    angle = (positions.unsqueeze(-1) * _inverse_frequencies(contract)).double()
     shape = (contract.max_positions, contract.width)
     table = torch.empty(shape, dtype=torch.float32, device="cpu")
-    cos, sin = table.chunk(2, dim=-1)
-    cos.copy_(angle.cos())
-    sin.copy_(angle.sin_())
+    with gradual_underflow(table):
+        positions = torch.arange(contract.max_positions, device="cpu").float()
+        angle = (positions.unsqueeze(-1) * _inverse_frequencies(contract)).double()
+        cos, sin = table.chunk(2, dim=-1)
+        cos.copy_(angle.cos())
+        sin.copy_(angle.sin_())
     return table
 
 

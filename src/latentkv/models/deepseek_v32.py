@@ -40,7 +40,7 @@ _KEY = Fact(64, _CONFIG.at(19))
 _MSCALE = Fact(1.0, _CODE.at(86, 536), "one value, which scales the softmax alone")
 _ROTATION = Rotation(
     theta=Fact(10000.0, _CODE.at(82)),
-    factor=Fact(40.0, _CODE.at(83), "on where max_seq_len is above 4096 (lines 394 and 535)"),
+    factor=Fact(40.0, _CODE.at(83), "on where max_seq_len is above 4,096 (lines 394 and 535)"),
     original=Fact(4096, _CODE.at(81)),
     beta_fast=Fact(32.0, _CODE.at(84)),
     beta_slow=Fact(1.0, _CODE.at(85)),
@@ -48,7 +48,7 @@ _ROTATION = Rotation(
     mscale_all_dim=_MSCALE,
 )
 _POSITIONS = Fact(
-    163840, _HF_CONFIG.at(19), "model.py's default for max_seq_len is 16384 (line 56)"
+    163840, _HF_CONFIG.at(19), "model.py's default for max_seq_len is 16,384 (line 56)"
 )
 
 DEEPSEEK_V32 = Model(

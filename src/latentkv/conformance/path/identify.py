@@ -35,7 +35,10 @@ class PathReport(Report):
     ``faults`` are what makes it deviate, of which ``reason`` is made.
 
     ``slot_minus_1`` is "skipped", "written to slot 0", "written to the last slot", "writes
-    elsewhere", "raises" or "no slots"; ``duplicates`` is which of two rows for one slot is left.
+    elsewhere", "spoils other rows" (the fault is in those that have slots), "raises", "no slots"
+    (it takes none) or "not tested"; ``duplicates`` is who wins of rows with equal slots: "last",
+    "first", "one of them", "neither", "spoils other rows", "raises", "not tested", or "" where it
+    takes no slots. Both are "not tested" where already the write of rows with a slot each fails.
     """
 
     key: str
@@ -157,8 +160,8 @@ def _of_latent(
         return [f"quantises the latent (by {by}), which has to stay as it is"]
     if not latent.rules:
         return [
-            f"no known scale rule explains its latents ({latent.off:.0%} off the nearest, "
-            f"{latent.nearest})"
+            f"no known scale rule explains its latents ({latent.off:.1%} of the features "
+            f"are not those of the nearest, {latent.nearest})"
         ]
     faults = []
     if quant.rule not in latent.rules:

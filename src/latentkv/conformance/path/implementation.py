@@ -21,7 +21,7 @@ class PathImplementation:
         name: how it is shown.
         function: ``f(down, gain, eps, positions) -> (latent, key)``. With parameters ``cos`` and
             ``sin`` it is given the rotary table's rows; with ``cache`` and ``slots``, which need
-            defaults, it is also called to write there.
+            defaults, it is also called to write there, and returns the same.
 
     Every call checks what the form promises and raises ImplementationError where it is broken.
     """
@@ -78,6 +78,11 @@ class PathImplementation:
         if tuple(value.shape) != wanted:
             raise ImplementationError(
                 f"{self.name} returned a {what} of shape {tuple(value.shape)}, not {wanted}"
+            )
+        if value.layout != torch.strided or value.device.type != "cpu":
+            raise ImplementationError(
+                f"{self.name} returned a {what} that can't be compared: layout "
+                f"{value.layout}, on {value.device}; it must be an ordinary tensor on cpu"
             )
 
 

@@ -1,13 +1,13 @@
-"""What a writing form does with its slots: -1, equal ones, and the records it wasn't given."""
+"""What a writing form leaves in a cache: its rows in their slots, and what of -1 and equal ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from ...bits import same_bits
+from ...bits import differing, same_bits
 from ..implementation import ImplementationError
 from .implementation import PathImplementation
 from .probes import Rows
@@ -22,8 +22,9 @@ _PADDED = (1, 6)  # rows that get slot -1
 @dataclass(frozen=True)
 class Slots:
     """``negative`` is "skipped", "written to slot 0", "written to the last slot", "writes
-    elsewhere", "raises" or "no slots"; ``duplicates`` who wins: "last", "first", "neither",
-    "raises" or "" where there are no slots."""
+    elsewhere", "spoils other rows", "raises", "no slots" or "not tested", as where already the
+    write of rows with slots of their own fails. ``duplicates`` is who wins: "last", "first", "one
+    of them", "neither", "spoils other rows", "raises", "not tested" or, without slots, ""."""
 
     negative: str
     duplicates: str = ""
@@ -36,6 +37,7 @@ def observe_slots(implementation: PathImplementation, rows: Rows, eps: float) ->
         return Slots("no slots")
     rows = rows.pick(slice(len(_GIVEN)))
     latent, key = implementation(rows, eps)
+    width = latent.shape[-1]
     records = torch.cat([latent.bfloat16(), key.bfloat16()], dim=-1)
     cache = _Cache(records.shape[-1])
     try:
@@ -43,24 +45,28 @@ def observe_slots(implementation: PathImplementation, rows: Rows, eps: float) ->
     except ImplementationError as error:
         if not error.raised:
             raise
-        return Slots("raises", "raises", (f"raises when it is given a cache: {error}",))
-    faults = []
-    if not cache.holds(dict(zip(_GIVEN, records, strict=True))):
-        faults.append("leaves another cache than its rows in their slots")
+        fault: str | None = f"raises when it is given a cache: {error}"
+    else:
+        fault = _of_plain_write(cache, records, width)
+    if fault:
+        return Slots("not tested", "not tested", (fault,))
     negative = _negative(implementation, rows, eps, records)
-    if negative != "skipped":
-        faults.append(_OF_NEGATIVE[negative])
     duplicates = _duplicates(implementation, rows, eps, records)
-    if duplicates == "neither":
-        faults.append("leaves neither of two rows in a slot that both are given")
-    return Slots(negative, duplicates, tuple(faults))
+    faults = (_OF_NEGATIVE.get(negative), _OF_DUPLICATES.get(duplicates))
+    return Slots(negative, duplicates, tuple(filter(None, faults)))
 
 
 _OF_NEGATIVE = {
     "written to slot 0": "writes a row with slot -1 to slot 0",
     "written to the last slot": "writes a row with slot -1 to the last slot",
-    "writes elsewhere": "with a slot -1 among them, writes to slots that it was not given",
+    "writes elsewhere": "writes to slots that it was not given when one of them is -1",
+    "spoils other rows": "does not write the other rows when a slot is -1",
     "raises": "raises on a slot -1",
+}
+_OF_DUPLICATES = {
+    "neither": "leaves none of the rows in a slot that several are given",
+    "spoils other rows": "leaves other rows or slots wrong when two slots are equal",
+    "raises": "raises on equal slots",
 }
 
 
@@ -80,6 +86,15 @@ class _Cache:
     def slot(self, number: int) -> torch.Tensor:
         return self.pool[1:-1].flatten(0, 1)[number]
 
+    def changed(self) -> torch.Tensor:
+        """The records that are not as they were, wherever they are."""
+        records = self.pool.flatten(0, 1)
+        return records[differing(records, torch.full_like(records, _UNTOUCHED)).any(dim=-1)]
+
+    def reaches_beyond(self, slots: Collection[int]) -> bool:
+        """Whether a record changed that is in none of these slots."""
+        return not self.holds({slot: self.slot(slot) for slot in slots})
+
     def holds(self, records: Mapping[int, torch.Tensor]) -> bool:
         """Whether these records, and no other change, are there."""
         expected = torch.full_like(self.pool, _UNTOUCHED)
@@ -87,6 +102,45 @@ class _Cache:
         for slot, record in records.items():
             inner[slot // _BLOCK_SIZE, slot % _BLOCK_SIZE] = record
         return same_bits(self.pool, expected)
+
+
+def _of_plain_write(cache: _Cache, records: torch.Tensor, width: int) -> str | None:
+    """What is wrong with a write of rows that have a slot each; the latent's width is given."""
+    latent, key = records[:, :width], records[:, width:]
+    none = torch.full_like(records, _UNTOUCHED)
+    written = {
+        "latent": torch.cat([latent, none[:, width:]], dim=-1),
+        "key": torch.cat([none[:, :width], key], dim=-1),
+        "swapped": torch.cat([key, latent], dim=-1),
+    }
+    held = {
+        name: cache.holds(dict(zip(_GIVEN, there, strict=True))) for name, there in written.items()
+    }
+    changed = cache.changed()
+    if cache.holds(dict(zip(_GIVEN, records, strict=True))):
+        return None
+    if not len(changed):
+        return "leaves the cache as it was"
+    if held["latent"]:
+        return "writes the latent into the cache, but not the key"
+    if held["key"]:
+        return "writes the key into the cache, but not the latent"
+    if held["swapped"]:
+        return "writes the key, then the latent into the cache's records"
+    if _same_records(changed, records):
+        return "writes its rows to other slots than theirs"
+    if all(
+        same_bits(cache.slot(slot), record) for slot, record in zip(_GIVEN, records, strict=True)
+    ):
+        return "writes to slots that it was not given, beside its own"
+    return "leaves another cache than its rows in their slots"
+
+
+def _same_records(some: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether these are the same records in any order; each of ``others`` is another."""
+    if some.shape != others.shape:
+        return False
+    return all(any(same_bits(one, other) for one in some) for other in others)
 
 
 def _negative(
@@ -106,7 +160,7 @@ def _negative(
     for number, name in ((0, "written to slot 0"), (last, "written to the last slot")):
         if cache.holds({**kept, number: cache.slot(number)}):
             return name
-    return "writes elsewhere"
+    return "writes elsewhere" if cache.reaches_beyond(kept) else "spoils other rows"
 
 
 def _duplicates(
@@ -124,4 +178,13 @@ def _duplicates(
     in_order = list(zip(slots, records, strict=True))
     if cache.holds(dict(in_order)):
         return "last"
-    return "first" if cache.holds(dict(reversed(in_order))) else "neither"
+    if cache.holds(dict(reversed(in_order))):
+        return "first"
+    wrong = [
+        slot
+        for slot in set(slots)
+        if not any(same_bits(cache.slot(slot), record) for at, record in in_order if at == slot)
+    ]
+    if any(slots.count(slot) > 1 for slot in wrong):
+        return "neither"
+    return "spoils other rows" if wrong or cache.reaches_beyond(slots) else "one of them"

@@ -1,6 +1,7 @@
 // Rows of the down-projection's output, compressed into wherever they are kept. Torch-free, as core.h.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,8 +11,9 @@
 
 namespace latentkv {
 
-constexpr int kChunk = 64;      // rows worked on together, at most
-constexpr int kQuantChunk = 16;  // where their latents wait to be quantised, in the first cache
+constexpr int kChunk = 64;                         // rows worked on together, at most
+constexpr int kQuantChunk = 16;                    // where latents wait in the first cache
+constexpr int64_t kStagedBytes = int64_t{1} << 17;  // what a thread may hold of them
 constexpr int kAhead = 2;   // rows from which a record is fetched before it is written
 
 // One call: what is the same for every row.
@@ -49,7 +51,9 @@ inline int64_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
 class PathRows {
  public:
   explicit PathRows(const PathCall& call)
-      : call_(call), most_(call.quantised ? kQuantChunk : kChunk) {}
+      : call_(call),
+        most_(static_cast<int>(std::clamp<int64_t>(kStagedBytes / (call.norm.width * 4), 1,
+                                                   call.quantised ? kQuantChunk : kChunk))) {}
 
   void add(const PathRow& row) {
     rows_[count_++] = row;

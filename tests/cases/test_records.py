@@ -9,14 +9,13 @@ import struct
 
 import pytest
 import torch
-from helpers import assert_same, contract, on_each_instruction_set, random_gain, random_rows
+from helpers import assert_same, contract, on_each_instruction_set, random_rows
+from kv_caches import GAIN
+from kv_rows import K2, K3, V32
 
 import latentkv
-from latentkv import KVContract, LatentCache, LatentQuant, layouts, models
+from latentkv import KVContract, LatentCache, LatentQuant, layouts
 from latentkv.contracts import RULES
-
-K2, K3, V32 = (models.get(name).kv for name in ("kimi-k2", "kimi-k3", "deepseek-v3.2-exp"))
-GAIN = random_gain(512)
 
 
 def every_layout(rule=V32, slots=128):
