@@ -217,6 +217,63 @@ def writes_nothing(cache, slots, records):
     pass
 
 
+LATENT = 512  # the models' width
+
+
+def latent_only(cache, slots, records):
+    skips(cache[..., :LATENT], slots, records[:, :LATENT])
+
+
+def key_only(cache, slots, records):
+    skips(cache[..., LATENT:], slots, records[:, LATENT:])
+
+
+def key_first(cache, slots, records):
+    skips(cache, slots, torch.cat([records[:, LATENT:], records[:, :LATENT]], dim=-1))
+
+
+def one_further(cache, slots, records):
+    skips(cache, torch.where(slots < 0, slots, slots + 1), records)
+
+
+def column_by_column(cache, slots, records):
+    """As if a block's number ran faster than the place in it."""
+    for slot, record in zip(slots.tolist(), records, strict=True):
+        if slot >= 0:
+            cache[slot % len(cache), slot // len(cache)] = record
+
+
+def without_a_row(cache, slots, records):
+    skips(cache, slots[1:], records[1:])
+
+
+def doubled(cache, slots, records):
+    skips(cache, slots, 2 * records)
+
+
+def stops_at_minus_1(cache, slots, records):
+    count = [*slots.tolist(), -1].index(-1)
+    _store(cache, slots[:count], records[:count])
+
+
+def mixed_winners(cache, slots, records):
+    """The last row wins from the second block on, the first in the first block."""
+    later = slots >= cache.shape[1]
+    skips(cache, slots[later], records[later])
+    first_wins(cache, slots[~later], records[~later])
+
+
+def drops_after_equal(cache, slots, records):
+    equal = len(slots.unique()) < int((slots >= 0).sum())
+    skips(cache, slots[: 7 if equal else None], records[: 7 if equal else None])
+
+
+def raises_on_equal(cache, slots, records):
+    if len(slots[slots >= 0].unique()) < int((slots >= 0).sum()):
+        raise ValueError("equal slots")
+    skips(cache, slots, records)
+
+
 def mean_of_the_batch(down, gain, eps, positions):
     wide = down[:, : len(gain)].float()
     mean = wide.square().mean(-1, keepdim=True)

@@ -115,7 +115,7 @@ def test_the_steps_are_told_by_the_contracts():
     assert "nothing is rotated" in k3["rotation"]
     assert "rounded once" in v32["rotation"] and "interleaved layout" in v32["rotation"]
     assert "4 groups of 128" in v32["quantisation"]
-    assert "act_quant: max(amax, 1e-4) / 448, rounded up to a power" in v32["quantisation"]
+    assert "act_quant: max(amax, 1e-4) × fp32(1/448), rounded up" in v32["quantisation"]
 
 
 @pytest.mark.parametrize(

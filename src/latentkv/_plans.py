@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ._autograd import constant_in_graphs
 from .contracts import KVContract, RopeContract
 from .definition.rope import build_table
 
@@ -89,7 +90,7 @@ def shared_table(rope: RopeContract, device: torch.device) -> torch.Tensor:
 
 # What a graph takes for constants: traced, the table would be built anew in each graph, and eps be
 # a symbol that only the first of two calls may see (torch 2.13, dynamic=True).
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def constants(contract: KVContract, device: torch.device) -> tuple[Any, ...]:
     """eps, order, rope, rule, group and the name of the table in `_TABLES`, "" for none."""
     plan = plan_of(contract)

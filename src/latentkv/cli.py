@@ -184,7 +184,13 @@ def check(
                       with cache=None and slots=None, it is also called to
                       write latent, then key, into cache, bf16
                       [blocks, block_size, width + key_width], at slots,
-                      int64 [N], some of them -1
+                      int64 [N], some of them -1 or equal
+    One that writes must also be callable without cache and slots, and then
+    return (latent, key); what it returns when it writes is not looked at. An fp8
+    writer returns the latent after its round trip; 656-byte records are not
+    looked at.
+
+    \b
     down is bf16 [N, width + key_width] (512 + 64: latent, then key, its pairs
     side by side), gain is bf16 [width], eps is a float, positions int64 [N].
     Nothing may write to its inputs, other than cache.
@@ -224,7 +230,11 @@ def check(
             else:
                 survey = norm.survey_found(contracts, say)
         except ImplementationError as error:
-            fail(str(error))
+            hint = ""
+            if component == "norm" and path.resembles_path(impl or ()):
+                command = " ".join(["latentkv check", *([named.name] if named else []), "path"])
+                hint = f"; did you mean `{command}`?"
+            fail(f"{error}{hint}")
     if as_json:
         print_json([{"model": one.model, **one.report.as_json()} for one in survey.results])
         for entry in survey.skipped:

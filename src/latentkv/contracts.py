@@ -137,15 +137,15 @@ class LatentQuant:
         rule: how a group's largest magnitude gives the scale, and what is divided by it. The five
             are those of software in use, under its names; docs/numerics.md writes them out.
 
-            ============== ========================= ================== =======================
-            rule           scale, before rounding    rounded up to      divides
-            ============== ========================= ================== =======================
-            ``act_quant``  max(amax, 1e-4) / 448     a power of two     the rounded latent
-            ``flashmla``   max(amax / 448, 1e-4)     a power of two     the rounded latent
-            ``vllm_fused`` max(amax / 448, 1e-4)     a power of two     the latent in fp32
-            ``vllm_cuda``  max(amax / 448, 2^-126)   (as it is)         the rounded latent
-            ``sglang``     amax / 448                (as it is)         (times the reciprocal)
-            ============== ========================= ================== =======================
+            ============== ============================== ================ ==================
+            rule           scale                          rounded up to    what it divides
+            ============== ============================== ================ ==================
+            ``act_quant``  max(amax, 1e-4) * fp32(1/448)  a power of two   the rounded latent
+            ``flashmla``   max(amax / 448, 1e-4)          a power of two   the rounded latent
+            ``vllm_fused`` max(amax / 448, 1e-4)          a power of two   the latent in fp32
+            ``vllm_cuda``  max(amax / 448, 2^-126)        as it is         the rounded latent
+            ``sglang``     amax / 448                     as it is         the same, by 1 / scale
+            ============== ============================== ================ ==================
 
             A group that holds an infinity or a NaN becomes NaN throughout with each of them. A
             group of zeros gives zeros, except with ``sglang``: 0 times 1 / 0 is NaN.

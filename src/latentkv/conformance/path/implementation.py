@@ -21,7 +21,7 @@ class PathImplementation:
         name: how it is shown.
         function: ``f(down, gain, eps, positions) -> (latent, key)``. With parameters ``cos`` and
             ``sin`` it is given the rotary table's rows; with ``cache`` and ``slots``, which need
-            defaults, it is also called to write there, and returns the same.
+            defaults, it is also called to write there; what it then returns is not looked at.
 
     Every call checks what the form promises and raises ImplementationError where it is broken.
     """

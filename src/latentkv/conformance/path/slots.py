@@ -45,13 +45,14 @@ def observe_slots(implementation: PathImplementation, rows: Rows, eps: float) ->
     except ImplementationError as error:
         if not error.raised:
             raise
-        fault: str | None = f"raises when it is given a cache: {error}"
-    else:
-        fault = _of_plain_write(cache, records, width)
-    if fault:
+        fault = f"raises when it is given a cache: {error}"
         return Slots("not tested", "not tested", (fault,))
+    wrong = _of_plain_write(cache, records, width)
+    # Also after a wrong write: an implementation that changes its inputs there is refused.
     negative = _negative(implementation, rows, eps, records)
     duplicates = _duplicates(implementation, rows, eps, records)
+    if wrong:
+        return Slots("not tested", "not tested", (wrong,))
     faults = (_OF_NEGATIVE.get(negative), _OF_DUPLICATES.get(duplicates))
     return Slots(negative, duplicates, tuple(filter(None, faults)))
 

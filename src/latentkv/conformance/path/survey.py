@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from ...models import Model
-from ..implementation import ImplementationError, load_object
+from ..implementation import ImplementationError, load_object, parameters
 from ..known import Skipped
 from ..observe import Observation
 from ..survey import Origin, Result, Survey
@@ -45,6 +45,18 @@ def survey_given(
         say(spec)
         survey.results += _results(KnownPath(spec, _loaded(spec)), chosen, "given")
     return survey
+
+
+def resembles_path(specs: Sequence[str]) -> bool:
+    """Whether one of these takes a path's arguments."""
+    for spec in specs:
+        try:
+            function = load_object(spec)
+        except ImplementationError:
+            continue
+        if {"down", "positions"} <= set(parameters(getattr(function, "forward", function))):
+            return True
+    return False
 
 
 @contextmanager
