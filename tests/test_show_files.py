@@ -16,7 +16,7 @@ from latentkv import describe, models
 from latentkv.cli import app
 from latentkv.contracts import RULES, LatentQuant
 from latentkv.models.spec import Fact, File, Model
-from latentkv.terminal import Screen
+from latentkv.screen import Screen
 
 by_model = pytest.mark.parametrize("name", models.names())
 

@@ -12,7 +12,7 @@ import pytest
 
 from latentkv import models
 from latentkv.describe import page
-from latentkv.terminal import to_ascii
+from latentkv.screen import to_ascii
 from latentkv.terminal_compression import byte_diagram
 
 DISPLAYED = [models.get(name).display for name in models.names()]

@@ -93,11 +93,8 @@ def shared_table(rope: RopeContract, device: torch.device) -> torch.Tensor:
 @constant_in_graphs
 def constants(contract: KVContract, device: torch.device) -> tuple[Any, ...]:
     """eps, order, rope, rule, group and the name of the table in `_TABLES`, "" for none."""
-    plan = plan_of(contract)
-    rope = contract.rope
-    if rope is None:
-        name = ""
-    else:
+    plan, rope, name = plan_of(contract), contract.rope, ""
+    if rope is not None:
         shared_table(rope, device)
         name = table_name(rope, device)
     return plan.eps, plan.order, plan.rope, plan.rule, plan.group, name

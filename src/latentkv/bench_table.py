@@ -12,7 +12,7 @@ from . import bench, bench_path
 from .bench_clock import Measurement
 from .layouts import Record
 from .models.spec import Model
-from .terminal import Screen
+from .screen import Screen
 
 _OTHERS = {
     "eager": "eager",

@@ -10,7 +10,7 @@ from rich.table import Table
 from .check_table import _STYLES, _by_implementation, _indent, percent
 from .conformance.path import PathReport
 from .conformance.survey import Result, Survey
-from .terminal import Screen
+from .screen import Screen
 
 _LEGEND = (
     "identical: no bit of latent or key differs. follows: at most 0.01% of the latent's features "

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .conformance.survey import Result, Survey
-from .terminal import Screen
+from .screen import Screen
 
 _STYLES = {"identical": "bold green", "follows": "green", "deviates": "bold red"}
 

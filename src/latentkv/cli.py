@@ -107,9 +107,9 @@ def show(
         if as_json:
             print_json(shown.as_json())
             return
-        from .terminal import Screen
+        from .terminal import Pages
 
-        Screen().page(shown)
+        Pages().page(shown)
         return
 
     every = [models.get(name) for name in models.names()]
@@ -118,9 +118,9 @@ def show(
         print_json([one.as_json() for one in pages])
         return
     from .compare import compare
-    from .terminal import Screen
+    from .terminal import Pages
 
-    Screen().comparison(compare(every), pages)
+    Pages().comparison(compare(every), pages)
 
 
 @app.command()

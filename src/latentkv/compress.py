@@ -17,7 +17,7 @@ from ._autograd import (
     refuse_tangents,
     unit_stride,
 )
-from ._plans import _TABLES, constants, plan_of, table_of
+from ._plans import _TABLES, Plan, constants, plan_of, table_of
 from .contracts import KVContract
 
 assert _library  # it declares the operators
@@ -58,18 +58,7 @@ def compress_kv(
         plan = plan_of(contract)
         if down.size(-1) != plan.width or gain.size(0) != plan.latent_width:
             _explain(down, gain, contract, positions)
-        table = table_of(plan, down)
-        arguments = (
-            down,
-            gain,
-            positions if table is not None else None,
-            table,
-            plan.eps,
-            plan.order,
-            plan.rope,
-            plan.rule,
-            plan.group,
-        )
+        arguments = _arguments(plan, down, gain, positions)
         if is_grad_enabled() and (down.requires_grad or gain.requires_grad or in_transform()):
             latent, key, _ = apply(_CompressKV, *arguments)
             return latent, key
@@ -112,22 +101,9 @@ def write_kv(
         plan = plan_of(contract)
         if down.size(-1) != plan.width or gain.size(0) != plan.latent_width:
             _explain_write(cache, slots, down, gain, contract, positions)
-        table = table_of(plan, down)
         if in_forward_mode():
             refuse_tangents(down, gain)
-        _write_kv(
-            cache,
-            slots,
-            down,
-            gain,
-            positions if table is not None else None,
-            table,
-            plan.eps,
-            plan.order,
-            plan.rope,
-            plan.rule,
-            plan.group,
-        )
+        _write_kv(cache, slots, *_arguments(plan, down, gain, positions))
         if not cache.is_inference():  # whoever saved it for a backward must hear of the change
             increment_version(cache)
     except NotImplementedError:
@@ -137,10 +113,19 @@ def write_kv(
         raise
 
 
+def _arguments(
+    plan: Plan, down: torch.Tensor, gain: torch.Tensor, positions: torch.Tensor | None
+) -> tuple[Any, ...]:
+    """What both operators take of the rows and their contract."""
+    table = table_of(plan, down)
+    at = None if table is None else positions
+    return down, gain, at, table, plan.eps, plan.order, plan.rope, plan.rule, plan.group
+
+
 def _in_graph(
     down: torch.Tensor, gain: torch.Tensor, contract: KVContract, positions: torch.Tensor | None
 ) -> tuple[Any, ...]:
-    """The operators' arguments, in words that a compiler can trace."""
+    """As `_arguments`, in words that a compiler can trace."""
     if down.shape[-1] != contract.width or gain.shape[0] != contract.norm.width:
         _explain(down, gain, contract, positions)
     eps, order, rope, rule, group, name = constants(contract, down.device)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from .compare import Comparison, Row, cite, config_place, shape
 from .describe import Card, CitedFile, Config, Page, scientific
+from .screen import PAGE_WIDTH, Screen, Wrapped
 from .terminal_compression import compression_section
 
-_NARROWEST, _WIDEST = 30, 1000  # whatever COLUMNS says
-_PAGE_WIDTH = 100  # longer lines are hard to read
 _TABLE_WIDTH = 160
 _STACK_BELOW = 100  # below, three columns break the names that they show
 
@@ -26,46 +22,12 @@ _DIFFERS, _ALONE = "≠", "◂"
 
 _SYMBOLS = {r"c^{KV}": "cᴷⱽ", r"\hat c^{KV}": "ĉᴷⱽ", r"\gamma_{KV}": "γ_KV"}
 
-# For streams that can't carry Unicode. Longer names come first.
-_ASCII = {
-    "ĉᴷⱽ": "hat c^KV",
-    "cᴷⱽ": "c^KV",
-    "m₂": "m2",
-    "xⱼ²": "x_j^2",
-    "γ": "gamma",
-    "ε": "eps",
-    "√": "sqrt",
-    "∑": "sum",
-    "⊙": "*",
-    "×": "x",
-    "·": "-",
-    "–": "-",
-    "›": ">",
-    "→": "->",
-    "─": "-",
-    "│": "|",
-    **dict.fromkeys("┌┬┐├┤└┴┘", "+"),
-    "≠": "!=",
-    "◂": "<",
-}
-_POWERS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
-
-class Screen:
-    """Where pages go: standard output, at the width and in the encoding it has."""
-
-    def __init__(self) -> None:
-        self.console = Console(highlight=False, emoji=False, markup=False)
-        if not self.console.is_terminal and "COLUMNS" not in os.environ:
-            self.console.width = _PAGE_WIDTH  # a pipe has no width; rich would take 80
-        self.console.width = min(max(self.console.width, _NARROWEST), _WIDEST)
-        self.unicode = self.console.encoding.lower().startswith("utf")
-
-    def text(self, content: str, style: str = "") -> Text:
-        return Text(content if self.unicode else to_ascii(content), style=style)
+class Pages(Screen):
+    """Prints pages, and models side by side."""
 
     def page(self, page: Page) -> None:
-        width = min(self.console.width, _PAGE_WIDTH)
+        width = min(self.console.width, PAGE_WIDTH)
         parts = (
             *self._head(page),
             *self._arithmetic(page),
@@ -79,7 +41,7 @@ class Screen:
 
     def comparison(self, comparison: Comparison, pages: Sequence[Page]) -> None:
         width = min(self.console.width, _TABLE_WIDTH)
-        words = min(width, _PAGE_WIDTH)
+        words = min(width, PAGE_WIDTH)
         parts: list[tuple[RenderableType, int]] = []
         if len({page.formula for page in pages}) == 1:
             parts += [(self._formula(pages[0]), words), ("", words)]
@@ -92,15 +54,6 @@ class Screen:
         hint = self.text("latentkv show MODEL: one model, in full, with the files cited", "dim")
         self.write([*parts, ("", words), (hint, words)])
 
-    def write(self, parts: Sequence[tuple[RenderableType, int]]) -> None:
-        """Print each part at its width."""
-        with self.console.capture() as capture:
-            for part, width in parts:
-                self.console.print(part, width=width)
-        # rich fills cells with blanks up to their width, which piped output has no use for
-        for line in capture.get().splitlines():
-            print(line.rstrip(), file=self.console.file)
-
     def _head(self, page: Page) -> list[RenderableType]:
         learned = self.text("learned  " if page.learned else "", "green")
         call = self.text(page.call.expression, "bold cyan")
@@ -109,7 +62,7 @@ class Screen:
             self.text(" › ".join(page.path), "dim"),
             "",
             self.text(f"{page.model} · ", "bold") + self.text(page.title, "bold"),
-            _Wrapped(learned + call + place),
+            Wrapped(learned + call + place),
             "",
             self.text(page.summary),
             "",
@@ -201,7 +154,7 @@ class Screen:
         return Group(
             self.text(source.id, "bold") + self.text(f"  {source.grade}", "green"),
             self.text(source.claim),
-            _Wrapped(
+            Wrapped(
                 self.text(
                     f"{source.repository} / {source.file}, revision {source.revision}, "
                     f"lines {source.lines}",
@@ -217,27 +170,7 @@ class Screen:
     def _file(self, file: CitedFile) -> RenderableType:
         copy = f", a copy of {file.copy_of}'s" if file.copy_of else ""
         place = f"{file.repository} / {file.path}, revision {file.revision}{copy}"
-        return Group(_Wrapped(self.text(file.name, "bold")), _Wrapped(self.text(place, "dim")))
-
-    def fields(self, fields: dict[str, str], *, stacked: bool = False) -> RenderableType:
-        """Names to the left, values beside them or, stacked, below."""
-        if stacked:
-            return Group(
-                *(
-                    Padding(part, (0, 0, 0, indent))
-                    for name, value in fields.items()
-                    for part, indent in (
-                        (self.text(name, "dim"), 2),
-                        (_Wrapped(self.text(value)), 4),
-                    )
-                )
-            )
-        grid = Table.grid(padding=(0, 2), pad_edge=True)
-        grid.add_column(style="dim", min_width=min(13, self.console.width // 3), overflow="fold")
-        grid.add_column(overflow="fold")
-        for name, value in fields.items():
-            grid.add_row(self.text(name), _Wrapped(self.text(value)))
-        return grid
+        return Group(Wrapped(self.text(file.name, "bold")), Wrapped(self.text(place, "dim")))
 
     def _symbol(self, latex: str) -> str:
         return _SYMBOLS.get(latex, latex.replace("{", "").replace("}", ""))
@@ -249,7 +182,7 @@ class Screen:
         for model in comparison.models:
             table.add_column(self.text(model, "bold"), overflow="fold", ratio=1)
         for row in comparison.rows:
-            cells = [_Wrapped(self._cell(row, column, "\n{}")) for column in range(len(row.cells))]
+            cells = [Wrapped(self._cell(row, column, "\n{}")) for column in range(len(row.cells))]
             mark = self.text(_DIFFERS if row.differs else "", "bold yellow")
             table.add_row(self.text(row.field), mark, *cells)
         return table
@@ -261,7 +194,7 @@ class Screen:
             parts.append(self.text(row.field, "bold") + self.text(mark, "bold yellow"))
             for column, model in enumerate(comparison.models):
                 line = self.text(f"{model}: ") + self._cell(row, column)
-                parts.append(Padding(_Wrapped(line), (0, 0, 0, 2)))
+                parts.append(Padding(Wrapped(line), (0, 0, 0, 2)))
         return Group(*parts)
 
     def _cell(self, row: Row, column: int, place: str = " ({})") -> Text:
@@ -271,44 +204,6 @@ class Screen:
         if alone:
             value += self.text(f" {_ALONE}", "bold yellow")
         return value + self.text(place.format(cell.place) if cell.place else "", "dim")
-
-
-class _Wrapped:
-    """Text in which a name that no line holds is broken between its parts, as rich doesn't."""
-
-    def __init__(self, text: Text) -> None:
-        self.text = text
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
-        cuts = [
-            word.start() + cut
-            for word in re.finditer(r"\S+", self.text.plain)
-            for cut in _cuts(word.group(), options.max_width)
-        ]
-        yield Text("\n").join(self.text.divide(cuts))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self.text)
-
-
-def _cuts(word: str, width: int) -> list[int]:
-    """Where a word is broken so that every part fits: after a dot or the like, an underscore."""
-    cuts, start = [], 0
-    while len(word) - start > width:
-        window = word[start : start + width]
-        found = re.match(r".*[./(,]", window) or re.match(r".*_", window)
-        start += found.end() if found else width
-        cuts.append(start)
-    return cuts
-
-
-def to_ascii(content: str) -> str:
-    """The nearest that ASCII has."""
-    for given, plain in _ASCII.items():
-        content = content.replace(given, plain)
-    if not content.isascii():
-        content = content.replace("10⁻", "10^⁻").translate(_POWERS)
-    return content.encode("ascii", "replace").decode("ascii")
 
 
 def _config(config: Config) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import RenderableType
 from rich.padding import Padding
 
@@ -18,9 +16,7 @@ from .compression import (
     Weight,
 )
 from .parameters import Parameters
-
-if TYPE_CHECKING:
-    from .terminal import Screen
+from .screen import Screen
 
 _INDENT = 2
 
