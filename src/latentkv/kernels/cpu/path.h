@@ -80,7 +80,8 @@ class PathRows {
     const int64_t in_bytes = call_.norm.width * size_of(in), out_bytes = call_.norm.width * size_of(out);
     NormRows part = call_.norm;
     part.rows = count_;
-    part.follow = count_ == most_ ? most_ : 0;
+    // Where latents are quantised, that takes most of the time: rows are fetched meanwhile.
+    part.follow = count_ == most_ && !call_.quantised ? most_ : 0;
     part.rstd = rows_[0].rstd;
     if (call_.widen || !evenly(&PathRow::x, size_of(in), part.x_stride)) {
       char* staged = space(in_, in_bytes);
@@ -102,9 +103,17 @@ class PathRows {
     part.y_stride = call_.norm.width;
     part.stream = false;
     call_.normalise(part);
-    const int64_t written = call_.as_codes ? call_.quant.width : out_bytes;
+    const int64_t key_bytes = call_.key_width * size_of(call_.in);
+    const int64_t x_bytes = call_.norm.width * size_of(call_.in) + key_bytes;
     for (int k = 0; k < count_; ++k) {
-      if (k + kAhead < count_) prefetch<true>(rows_[k + kAhead].latent, written);
+      if (count_ == most_ && count_ > 1) {  // the next chunk's row, if it lies where one would expect it
+        prefetch<false>(rows_[k].x + count_ * (rows_[1].x - rows_[0].x), x_bytes);
+      }
+      if (k + kAhead < count_) {
+        const PathRow& ahead = rows_[k + kAhead];
+        prefetch<true>(ahead.latent, call_.as_codes ? ahead.key - ahead.latent : out_bytes);
+        prefetch<true>(ahead.key, key_bytes);
+      }
       const char* latent = staged + k * out_bytes;
       if (!call_.quantised) {
         std::memcpy(rows_[k].latent, latent, static_cast<size_t>(out_bytes));
