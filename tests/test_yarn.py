@@ -33,9 +33,10 @@ def test_scores_are_multiplied_by_m_squared(factor, squared):
 @pytest.mark.parametrize(("all_dim", "scale"), [(1.0, 0.135234), (0.707, 0.114721)])
 def test_mscale_all_dim_scales_the_softmax_and_mscale_does_not(mscale, all_dim, scale):
     yarn = dataclasses.replace(V32, mscale=mscale, mscale_all_dim=all_dim)
-    assert softmax_scale(192, yarn) == pytest.approx(scale, abs=5e-7)
+    assert softmax_scale(192, yarn) == pytest.approx(scale, abs=5e-7)  # six decimals are given
     assert (yarn.rotary_scale == 1) is (mscale == all_dim)
     ratio = (0.1 * mscale * math.log(40) + 1) / (0.1 * all_dim * math.log(40) + 1)
+    # The same formula: at most six roundings of fp64, 2^-53 each, could part them.
     assert yarn.rotary_scale == pytest.approx(ratio, rel=1e-15)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..contracts import KVContract
-from .arguments import check_down
+from .arguments import check_down, output_dtype
 from .as_written import uncompiled
 from .norm import reciprocal_rms, rms_norm, rms_norm_backward, unrounded_rms_norm
 from .quant import dequantise, quantise
@@ -110,9 +110,7 @@ def joined(latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _latent(down: torch.Tensor, gain: torch.Tensor, contract: KVContract) -> torch.Tensor:
-    latent = rms_norm(down[..., : contract.norm.width], gain, contract.norm)
     if contract.quant is None:
-        return latent
-    if contract.quant.rule != "vllm_fused":
-        return dequantise(*quantise(latent, contract.quant), latent.dtype)
-    return dequantise(*codes_of(down, gain, contract), latent.dtype)
+        return rms_norm(down[..., : contract.norm.width], gain, contract.norm)
+    dtype = output_dtype(down.dtype, gain.dtype, contract.norm.order)
+    return dequantise(*codes_of(down, gain, contract), dtype)

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -244,6 +245,26 @@ def _latentkv() -> Iterator[KnownPath]:
 def _defined(model: Model) -> PathImplementation:
     contract = model.kv
     table = None if contract.rope is None else rotary_table(contract.rope)
+    compress, write = partial(defined, table=table), partial(write_defined, table=table)
+    return _writing("latentkv, definition", compress, write, model)
+
+
+def _forced(instruction_set: str) -> Build:
+    def forced(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            with _library.using_instruction_set(instruction_set):
+                return function(*arguments)
+
+        return call
+
+    name = f"latentkv, {instruction_set}"
+    return lambda model: _writing(name, forced(compress_kv), forced(write_kv), model)
+
+
+def _writing(
+    name: str, compress: Callable[..., Any], write: Callable[..., Any], model: Model
+) -> PathImplementation:
+    """One of ours, in the form that is also asked to write."""
 
     def path(
         down: torch.Tensor,
@@ -254,29 +275,7 @@ def _defined(model: Model) -> PathImplementation:
         slots: torch.Tensor | None = None,
     ) -> Any:
         if cache is None or slots is None:
-            return defined(down, gain, contract, positions, table)
-        return write_defined(cache, slots, down, gain, contract, positions, table)
+            return compress(down, gain, model.kv, positions)
+        return write(cache, slots, down, gain, model.kv, positions)
 
-    return PathImplementation("latentkv, definition", path)
-
-
-def _forced(instruction_set: str) -> Build:
-    def build(model: Model) -> PathImplementation:
-        contract = model.kv
-
-        def path(
-            down: torch.Tensor,
-            gain: torch.Tensor,
-            eps: float,
-            positions: torch.Tensor,
-            cache: torch.Tensor | None = None,
-            slots: torch.Tensor | None = None,
-        ) -> Any:
-            with _library.using_instruction_set(instruction_set):
-                if cache is None or slots is None:
-                    return compress_kv(down, gain, contract, positions)
-                return write_kv(cache, slots, down, gain, contract, positions)
-
-        return PathImplementation(f"latentkv, {instruction_set}", path)
-
-    return build
+    return PathImplementation(name, path)
