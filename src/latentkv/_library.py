@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -172,17 +172,23 @@ def _empty_rstd(x: torch.Tensor) -> torch.Tensor:
 def _declare() -> torch.library.Library:
     library = torch.library.Library("latentkv", "DEF")
     for schema in _SCHEMAS:
-        name = library.define(schema)
-        library.impl(name, globals()[f"_{name}"], "CompositeExplicitAutograd")
+        name = schema.partition("(")[0]
         fake = _sharding.shardable(name, globals()[f"_fake_{name}"])
-        torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
-    for schema, (name, (fallback, fake)) in zip(
-        _path_operators.SCHEMAS, _path_operators.operators().items(), strict=True
-    ):
-        library.define(schema)
-        library.impl(name, fallback, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
+        _register(library, schema, globals()[f"_{name}"], fake)
+    for schema, functions in _path_operators.operators().items():
+        _register(library, schema, *functions)
     return library
+
+
+def _register(
+    library: torch.library.Library,
+    schema: str,
+    fallback: Callable[..., Any],
+    fake: Callable[..., Any],
+) -> None:
+    name = library.define(schema)
+    library.impl(name, fallback, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"latentkv::{name}", fake, lib=library)
 
 
 def _forced_backend() -> str:

@@ -247,6 +247,9 @@ def _fake_write_kv(
 
 
 def operators() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Name -> (fallback, fake)."""
-    names = [schema.partition("(")[0] for schema in SCHEMAS]
-    return {name: (globals()[f"_{name}"], globals()[f"_fake_{name}"]) for name in names}
+    """Schema -> (fallback, fake)."""
+    named = {schema: schema.partition("(")[0] for schema in SCHEMAS}
+    return {
+        schema: (globals()[f"_{name}"], globals()[f"_fake_{name}"])
+        for schema, name in named.items()
+    }
