@@ -12,11 +12,14 @@ from .models.spec import File, Model, Place
 def cited(model: Model) -> dict[File, str]:
     """Every file in which one of the model's facts stands, and its name in a citation.
 
+    Not those of ``sizes``, which the page of a norm doesn't show.
+
     The name is the last part of the path, with as many parts before it as tell the model's files
     apart, those of the repository's name included; revisions of one file are told by themselves.
     """
+    shown = dataclasses.replace(model, sizes=())
     # the norm first: the model's own code leads the list
-    files = dict.fromkeys(place.file for place in _places((model.kv_latent_norm, model)))
+    files = dict.fromkeys(place.file for place in _places((model.kv_latent_norm, shown)))
     return {file: _name(file, [other for other in files if other != file]) for file in files}
 
 

@@ -7,6 +7,7 @@ eps, so the one to compare with is that of the Hugging Face config.json.
 from __future__ import annotations
 
 from ..contracts import KVContract, LatentQuant, NormContract, RopeContract
+from .architecture import Architecture, Experts, Indexer, LatentAttention, Storage, Titles
 from .spec import (
     Compression,
     Fact,
@@ -51,6 +52,21 @@ _POSITIONS = Fact(
     163840, _HF_CONFIG.at(19), "model.py's default for max_seq_len is 16,384 (line 56)"
 )
 
+_NOPE = Fact(128, _CONFIG.at(18))
+_VALUE = Fact(128, _CONFIG.at(20))
+_HEADS = Fact(128, _CONFIG.at(8))
+_DENSE = Fact(3, _CONFIG.at(7))
+_MTP = Fact(1, _HF_CONFIG.at(31), "in the checkpoint only: model.py does not load it")
+_VOCABULARY = Fact(129280, _CONFIG.at(2))
+_DENSE_WIDTH = Fact(18432, _CONFIG.at(4))
+_EXPERT_WIDTH = Fact(2048, _CONFIG.at(5))
+_EXPERTS = Fact(256, _CONFIG.at(9))
+_ACTIVE = Fact(8, _CONFIG.at(11))
+_SHARED = Fact(1, _CONFIG.at(10))
+_INDEX_HEADS = Fact(64, _CONFIG.at(23))
+_INDEX_WIDTH = Fact(128, _CONFIG.at(24))
+_TILE = Fact(128, _HF_CONFIG.at((40, 43)), "rows and columns that share a scale")
+
 DEEPSEEK_V32 = Model(
     name="deepseek-v3.2-exp",
     display="DeepSeek-V3.2-Exp",
@@ -59,13 +75,13 @@ DEEPSEEK_V32 = Model(
     kv_lora_rank=_KV,
     q_lora_rank=_Q,
     qk_rope_head_dim=_KEY,
-    qk_nope_head_dim=Fact(128, _CONFIG.at(18)),
-    v_head_dim=Fact(128, _CONFIG.at(20)),
-    heads=Fact(128, _CONFIG.at(8)),
+    qk_nope_head_dim=_NOPE,
+    v_head_dim=_VALUE,
+    heads=_HEADS,
     layers=_LAYERS,
-    dense_layers=Fact(3, _CONFIG.at(7)),
+    dense_layers=_DENSE,
     mla_layers=Fact(_LAYERS.value, _CODE.at((880, 884)), "every layer builds the same attention"),
-    mtp_layers=Fact(1, _HF_CONFIG.at(31), "in the checkpoint only: model.py does not load it"),
+    mtp_layers=_MTP,
     max_positions=_POSITIONS,
     norms=Norms(
         kv_latent=_LATENT,
@@ -176,4 +192,43 @@ DEEPSEEK_V32 = Model(
             ),
         ),
     ),
+    sizes=(
+        ("vocabulary", _VOCABULARY),
+        ("dense feed-forward width", _DENSE_WIDTH),
+        ("expert width", _EXPERT_WIDTH),
+        ("routed experts", _EXPERTS),
+        ("active experts", _ACTIVE),
+        ("shared experts", _SHARED),
+        ("indexer heads", _INDEX_HEADS),
+        ("indexer head width", _INDEX_WIDTH),
+        ("tile of the fp8 weights", _TILE),
+    ),
+    architecture=Architecture(
+        naming="deepseek",
+        prefix="",
+        vocabulary=_VOCABULARY.value,
+        hidden=_HIDDEN.value,
+        layers=_LAYERS.value,
+        dense=frozenset(range(_DENSE.value)),
+        dense_width=_DENSE_WIDTH.value,
+        attention=LatentAttention(
+            heads=_HEADS.value,
+            q_rank=_Q.value,
+            kv_rank=_KV.value,
+            nope=_NOPE.value,
+            rope=_KEY.value,
+            value=_VALUE.value,
+            indexer=Indexer(_INDEX_HEADS.value, _INDEX_WIDTH.value),
+        ),
+        experts=Experts(
+            routed=_EXPERTS.value,
+            active=_ACTIVE.value,
+            shared=_SHARED.value,
+            width=_EXPERT_WIDTH.value,
+        ),
+        mtp_layers=_MTP.value,
+        storage=Storage(format="fp8_block", block=(_TILE.value, _TILE.value)),
+        titles=Titles(attention="Sparse latent attention"),
+    ),
+    published=None,
 )

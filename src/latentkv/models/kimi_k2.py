@@ -8,6 +8,7 @@ many layers the original had. maxtext's kimi-k2-1t.yml gives the same sizes.
 from __future__ import annotations
 
 from ..contracts import KVContract, NormContract, RopeContract
+from .architecture import Architecture, Experts, LatentAttention, Storage
 from .spec import (
     Compression,
     Fact,
@@ -26,6 +27,11 @@ _CONFIG = File(
     "k2-mini-broken/config.json",
     "0fd6b81d9108",
     copy_of="moonshotai/Kimi-K2-Instruct",
+)
+
+# The reduced copy has other experts; maxtext's configuration of K2 has the original's.
+_MAXTEXT = File(
+    "AI-Hypercomputer/maxtext", "src/MaxText/configs/models/kimi-k2-1t.yml", "48445cf00e73"
 )
 
 _HIDDEN = Fact(7168, _CONFIG.at(17))
@@ -49,6 +55,18 @@ _ROTATION = Rotation(
 )
 _POSITIONS = Fact(131072, _CONFIG.at(21))
 
+_NOPE = Fact(128, _CONFIG.at(36))
+_VALUE = Fact(128, _CONFIG.at(67))
+_HEADS = Fact(64, _CONFIG.at(29))
+_DENSE = Fact(1, _CONFIG.at(15))
+_VOCABULARY = Fact(163840, _CONFIG.at(68))
+_DENSE_WIDTH = Fact(18432, _CONFIG.at(19))
+_EXPERT_WIDTH = Fact(2048, _CONFIG.at(23))
+_EXPERTS = Fact(384, _CONFIG.at(72), "the experts of the original, which the reduced copy records")
+_ACTIVE = Fact(8, _MAXTEXT.at(32))
+_SHARED = Fact(1, _MAXTEXT.at(33))
+_TILE = Fact(128, _CONFIG.at((42, 45)), "rows and columns that share a scale")
+
 KIMI_K2 = Model(
     name="kimi-k2",
     display="Kimi K2",
@@ -57,11 +75,11 @@ KIMI_K2 = Model(
     kv_lora_rank=_KV,
     q_lora_rank=_Q,
     qk_rope_head_dim=_KEY,
-    qk_nope_head_dim=Fact(128, _CONFIG.at(36)),
-    v_head_dim=Fact(128, _CONFIG.at(67)),
-    heads=Fact(64, _CONFIG.at(29)),
+    qk_nope_head_dim=_NOPE,
+    v_head_dim=_VALUE,
+    heads=_HEADS,
     layers=_LAYERS,
-    dense_layers=Fact(1, _CONFIG.at(15)),
+    dense_layers=_DENSE,
     mla_layers=Fact(_LAYERS.value, _LAYERS.place, "every layer builds the same attention"),
     mtp_layers=Fact(0, _CONFIG.at(33)),
     max_positions=_POSITIONS,
@@ -170,4 +188,38 @@ KIMI_K2 = Model(
             ),
         ),
     ),
+    sizes=(
+        ("vocabulary", _VOCABULARY),
+        ("dense feed-forward width", _DENSE_WIDTH),
+        ("expert width", _EXPERT_WIDTH),
+        ("routed experts", _EXPERTS),
+        ("active experts", _ACTIVE),
+        ("shared experts", _SHARED),
+        ("tile of the fp8 weights", _TILE),
+    ),
+    architecture=Architecture(
+        naming="deepseek",
+        prefix="",
+        vocabulary=_VOCABULARY.value,
+        hidden=_HIDDEN.value,
+        layers=_LAYERS.value,
+        dense=frozenset(range(_DENSE.value)),
+        dense_width=_DENSE_WIDTH.value,
+        attention=LatentAttention(
+            heads=_HEADS.value,
+            q_rank=_Q.value,
+            kv_rank=_KV.value,
+            nope=_NOPE.value,
+            rope=_KEY.value,
+            value=_VALUE.value,
+        ),
+        experts=Experts(
+            routed=_EXPERTS.value,
+            active=_ACTIVE.value,
+            shared=_SHARED.value,
+            width=_EXPERT_WIDTH.value,
+        ),
+        storage=Storage(format="fp8_block", block=(_TILE.value, _TILE.value)),
+    ),
+    published=None,
 )

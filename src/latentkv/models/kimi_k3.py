@@ -7,6 +7,16 @@ the published config.json, read in a public copy.
 from __future__ import annotations
 
 from ..contracts import KVContract, NormContract
+from .architecture import (
+    Architecture,
+    DeltaAttention,
+    Experts,
+    LatentAttention,
+    Published,
+    Storage,
+    Titles,
+    VisionTower,
+)
 from .spec import Compression, Fact, File, LatentNorm, Model, Norms, Source, Step
 
 _CODE = File("moonshotai/Kimi-K3", "modeling_kimi_linear.py", "f831ab668142")
@@ -26,6 +36,32 @@ _LATENT_EPS = 1e-6
 _LATENT = NormContract(_KV.value, _LATENT_EPS, "cast_then_gain")
 _KEY = Fact(64, _CONFIG.at(201), "never rotated, in spite of its name")
 
+_NOPE = Fact(128, _CONFIG.at(200))
+_VALUE = Fact(128, _CONFIG.at(266))
+_HEADS = Fact(96, _CONFIG.at(181))
+_LAYERS = Fact(93, _CONFIG.at(187))
+_DENSE = Fact(1, _CONFIG.at(46))
+_VOCABULARY = Fact(163840, _CONFIG.at(267))
+_DENSE_WIDTH = Fact(33792, _CONFIG.at(56))
+_EXPERT_WIDTH = Fact(3072, _CONFIG.at(176))
+_EXPERT_HIDDEN = Fact(3584, _CONFIG.at(246), "half the hidden size, and not a packed 7168")
+_EXPERTS = Fact(896, _CONFIG.at(185))
+_ACTIVE = Fact(16, _CONFIG.at(186))
+_SHARED = Fact(2, _CONFIG.at(191))
+_DELTA_HEADS = Fact(96, _CONFIG.at(166))
+_DELTA_WIDTH = Fact(128, _CONFIG.at(94))
+_TAPS = Fact(4, _CONFIG.at(167))
+_GROUP = Fact(32, _CONFIG.at(215), "4-bit codes that share a scale")
+_VISION_LAYERS = Fact(27, _CONFIG.at(298))
+_VISION_HIDDEN = Fact(1024, _CONFIG.at(295))
+_VISION_WIDTH = Fact(4096, _CONFIG.at(296))
+_VISION_ATTENTION = Fact(1536, _CONFIG.at(293))
+_PATCH = Fact(14, _CONFIG.at(288))
+_POSITIONS = Fact(64, _CONFIG.at(274, 276), "rows and columns of the position table")
+_MERGED = Fact(4, _CONFIG.at((278, 281)), "patches, two by two, that become one token")
+
+_MLA_LAYERS = frozenset((*range(3, 92, 4), 92))  # counted from 0; the last two adjoin
+
 KIMI_K3 = Model(
     name="kimi-k3",
     display="Kimi K3",
@@ -34,11 +70,11 @@ KIMI_K3 = Model(
     kv_lora_rank=_KV,
     q_lora_rank=_Q,
     qk_rope_head_dim=_KEY,
-    qk_nope_head_dim=Fact(128, _CONFIG.at(200)),
-    v_head_dim=Fact(128, _CONFIG.at(266)),
-    heads=Fact(96, _CONFIG.at(181)),
-    layers=Fact(93, _CONFIG.at(187)),
-    dense_layers=Fact(1, _CONFIG.at(46)),
+    qk_nope_head_dim=_NOPE,
+    v_head_dim=_VALUE,
+    heads=_HEADS,
+    layers=_LAYERS,
+    dense_layers=_DENSE,
     mla_layers=Fact(24, _CONFIG.at((67, 92)), "the layers listed, counted from 1"),
     mtp_layers=Fact(0, _CONFIG.at(189)),
     max_positions=Fact(1048576, _CONFIG.at(171)),
@@ -123,5 +159,88 @@ KIMI_K3 = Model(
                 _CODE.at((340, 403)),
             ),
         ),
+    ),
+    sizes=(
+        ("vocabulary", _VOCABULARY),
+        ("dense feed-forward width", _DENSE_WIDTH),
+        ("expert width", _EXPERT_WIDTH),
+        ("hidden width of the routed experts", _EXPERT_HIDDEN),
+        ("routed experts", _EXPERTS),
+        ("active experts", _ACTIVE),
+        ("shared experts", _SHARED),
+        ("KDA heads", _DELTA_HEADS),
+        ("KDA head width", _DELTA_WIDTH),
+        ("KDA convolution taps", _TAPS),
+        ("group of the mxfp4 weights", _GROUP),
+        ("vision blocks", _VISION_LAYERS),
+        ("vision hidden size", _VISION_HIDDEN),
+        ("vision feed-forward width", _VISION_WIDTH),
+        ("vision attention width", _VISION_ATTENTION),
+        ("vision patch", _PATCH),
+        ("vision position table", _POSITIONS),
+        ("merged patches", _MERGED),
+    ),
+    architecture=Architecture(
+        naming="kimi",
+        prefix="language_model.",
+        vocabulary=_VOCABULARY.value,
+        hidden=_HIDDEN.value,
+        layers=_LAYERS.value,
+        dense=frozenset(range(_DENSE.value)),
+        dense_width=_DENSE_WIDTH.value,
+        attention=LatentAttention(
+            heads=_HEADS.value,
+            q_rank=_Q.value,
+            kv_rank=_KV.value,
+            nope=_NOPE.value,
+            rope=_KEY.value,
+            value=_VALUE.value,
+            gate=True,
+        ),
+        delta=DeltaAttention(
+            layers=frozenset(range(_LAYERS.value)) - _MLA_LAYERS,
+            heads=_DELTA_HEADS.value,
+            width=_DELTA_WIDTH.value,
+            taps=_TAPS.value,
+            # 96 heads' values and zeros: the index's total size has no other solution
+            decay=(128,),
+            full_rank_gate=True,
+            fp32=True,
+        ),
+        experts=Experts(
+            routed=_EXPERTS.value,
+            active=_ACTIVE.value,
+            shared=_SHARED.value,
+            width=_EXPERT_WIDTH.value,
+            hidden=_EXPERT_HIDDEN.value,
+            normed=True,
+        ),
+        vision=VisionTower(
+            layers=_VISION_LAYERS.value,
+            hidden=_VISION_HIDDEN.value,
+            width=_VISION_WIDTH.value,
+            attention=_VISION_ATTENTION.value,
+            patch=_PATCH.value,
+            channels=3,
+            positions=(_POSITIONS.value, _POSITIONS.value),
+            merged=_MERGED.value,
+            bias=False,
+        ),
+        residual_scores=True,
+        # The configuration would pack every linear layer that it doesn't list, among them the
+        # routed experts' outer projections: the index's total size says that they are bfloat16.
+        storage=Storage(format="mxfp4", group=_GROUP.value, quantised="experts"),
+        titles=Titles(
+            container="layers",
+            attention="Gated MLA",
+            compression="Key and value heads",
+            norm="Latent RMSNorm",
+        ),
+    ),
+    published=Published(
+        tensors=497220,
+        bytes=1560860324864,
+        digest="6de6475ef6fac789044688d2b1f127d50cfc3adb17983756c2393c495a535ec4",
+        source="PipeNetwork/kimi-k3-mlx@20a4fb101ce8 reference/model.safetensors.index.json",
     ),
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar, get_args
 
 from ..contracts import KVContract, NormContract
+from .architecture import Architecture, Published
 from .yarn import Yarn, softmax_scale
 
 T = TypeVar("T")
@@ -224,6 +225,8 @@ class Model:
     ``layers`` counts the layers of the language model, ``dense_layers`` those without experts,
     ``mla_layers`` those with latent attention, ``mtp_layers`` the extra layers for multi-token
     prediction that only the checkpoint holds. ``max_positions`` is that of the configuration.
+    ``architecture`` is the whole model, built from these sizes and those in ``sizes``;
+    ``published`` what is known of its checkpoint's index, None where it was not read.
 
     Raises ValueError where facts and contracts contradict each other.
     """
@@ -248,6 +251,9 @@ class Model:
     rotation: Rotation | None
     kv_latent_norm: LatentNorm
     compression: Compression
+    sizes: tuple[tuple[str, Fact[int]], ...]
+    architecture: Architecture
+    published: Published | None
 
     def __post_init__(self) -> None:
         if self.kv.norm != self.norms.kv_latent:

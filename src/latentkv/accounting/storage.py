@@ -1,0 +1,97 @@
+"""From a weight to the tensors that hold it in a checkpoint. No torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from ..checkpoint.contents import BITS
+from ..models.architecture import Architecture, Storage
+from .component import Weight
+
+WORD = 32  # bits of the int32 words into which integers are packed
+
+
+class Held(NamedTuple):
+    """One tensor of a checkpoint, under the last part of its name.
+
+    ``parameters`` is how many learned values it holds: packed codes count as what they stand for,
+    scales and shapes as nothing. ``expected``: the dtype is likely, but was not read.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    parameters: int
+    expected: bool
+
+
+def held(weight: Weight, storage: Storage, quantised: bool) -> tuple[Held, ...]:
+    """The tensors that hold a weight; ``quantised`` where its module is."""
+    if not quantised:
+        dtype = weight.dtype or storage.dtype
+        return (
+            _tensor(weight.name, weight.shape, dtype, math.prod(weight.shape), weight.expected),
+        )
+    rows, columns = weight.shape
+    name, values = weight.name, rows * columns
+    if storage.format == "fp8_block":
+        high, wide = storage.block
+        tiles = (math.ceil(rows / high), math.ceil(columns / wide))
+        return (
+            _tensor(name, weight.shape, "float8_e4m3fn", values),
+            _tensor(f"{name}_scale_inv", tiles, "float32"),
+        )
+    groups = (rows, math.ceil(columns / storage.group))
+    if storage.format == "mxfp4":
+        return (
+            _tensor(f"{name}_packed", (rows, math.ceil(columns / 2)), "uint8", values),
+            _tensor(f"{name}_scale", groups, "uint8"),
+        )
+    words = (rows, math.ceil(columns / (WORD // storage.bits)))
+    return (
+        _tensor(f"{name}_packed", words, "int32", values),
+        _tensor(f"{name}_scale", groups, storage.dtype),
+        # writers differ: int64 or int32
+        _tensor(f"{name}_shape", (2,), "int64", expected=True),
+    )
+
+
+def _tensor(
+    name: str, shape: tuple[int, ...], dtype: str, parameters: int = 0, expected: bool = False
+) -> Held:
+    return Held(name, shape, dtype, size(shape, dtype), parameters, expected)
+
+
+def size(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * BITS[dtype] // 8
+
+
+class Ignored:
+    """Which modules a quantised checkpoint leaves as they are.
+
+    A name is meant with or without what stands before the language model's names: lists of the
+    same model are found with "language_model." and without.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._prefix = architecture.prefix
+        patterns = architecture.storage.ignored
+        self._names = {self._short(one) for one in patterns if not one.startswith("re:")}
+        self._patterns = [re.compile(one[3:]) for one in patterns if one.startswith("re:")]
+        # without a digit, a pattern tells no two layers or experts apart
+        self.by_number = bool(self._names) or any(
+            re.search(r"\d", one.pattern) for one in self._patterns
+        )
+
+    def __contains__(self, module: str) -> bool:
+        short = self._short(module)
+        return short in self._names or any(
+            one.match(module) or one.match(short) for one in self._patterns
+        )
+
+    def _short(self, name: str) -> str:
+        return name.removeprefix(self._prefix or "language_model.")

@@ -1,0 +1,100 @@
+"""Every tensor of a model's checkpoint, derived from its sizes. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ..models.architecture import Architecture
+from ..models.spec import Model
+from .component import Component
+from .components import components
+from .storage import Ignored, held
+
+
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint.
+
+    Arguments:
+        name: as the checkpoint has it.
+        shape: as stored, so of packed codes that of their words.
+        dtype: PyTorch's name.
+        bytes: of its data.
+        parameters: learned values in it: codes count as what they stand for, scales as nothing.
+        expected: the dtype is likely, but nobody is known to have read it in the checkpoint.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    parameters: int
+    expected: bool
+
+
+def tensors(model: Model | Architecture) -> Iterator[Tensor]:
+    """The tensors of a model's published checkpoint, in the order in which the model runs.
+
+    Kimi K3 has 497,220 of them, so they come one by one.
+    """
+    architecture = model if isinstance(model, Architecture) else model.architecture
+    names = _Names(architecture)
+    for component in components(architecture):
+        yield from names.under("", component)
+
+
+def digest(names: Iterable[str]) -> str:
+    """SHA-256 of the sorted names, each followed by a newline, in hexadecimal."""
+    found = hashlib.sha256()
+    for name in sorted(names):
+        found.update(f"{name}\n".encode())
+    return found.hexdigest()
+
+
+class _Names:
+    def __init__(self, architecture: Architecture) -> None:
+        self._storage = architecture.storage
+        self._ignored = Ignored(architecture)
+
+    def under(self, prefix: str, component: Component) -> Iterator[Tensor]:
+        """A component's tensors, and those of its parts."""
+        path = _join(prefix, component.name)
+        if not component.numbers:
+            yield from self._inside(path, component)
+            return
+        numbered = [_join(path, str(number)) for number in component.numbers]
+        if self._ignored.by_number or not _flat(component):
+            for one in numbered:
+                yield from self._inside(one, component)
+            return
+        # 82,432 experts of one shape: what one of them has, under each one's name
+        first = len(numbered[0])
+        rows = [(one.name[first:], one[1:]) for one in self._inside(numbered[0], component)]
+        for one in numbered:
+            for name, rest in rows:
+                yield Tensor(one + name, *rest)
+
+    def _inside(self, path: str, component: Component) -> Iterator[Tensor]:
+        quantised = self._quantised(path, component)
+        for weight in component.weights:
+            for one in held(weight, self._storage, quantised and bool(weight.quantised)):
+                yield Tensor(_join(path, one.name), *one[1:])
+        for part in component.parts:
+            yield from self.under(path, part)
+
+    def _quantised(self, path: str, component: Component) -> bool:
+        storage = self._storage
+        kinds = {weight.quantised for weight in component.weights} - {""}
+        if storage.format == "plain" or not kinds:
+            return False
+        return (storage.quantised == "linear" or "experts" in kinds) and path not in self._ignored
+
+
+def _flat(component: Component) -> bool:
+    """Whether none of its parts have numbers of their own."""
+    return all(not part.numbers and _flat(part) for part in component.parts)
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name

@@ -1,0 +1,140 @@
+"""A model's components as a tree, each counted to the last parameter. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..models.architecture import Architecture
+from ..models.spec import Model
+from .component import Component
+from .components import components
+
+
+@dataclass(frozen=True)
+class Node:
+    """A component over the whole model.
+
+    Arguments:
+        title: what pages call it.
+        name: in the checkpoint, N for a number; that of the parent where it has none of its own.
+        shapes: of its own weights.
+        per_instance: learned values in one instance, parts included.
+        instances: how often the whole model has it.
+        total: per_instance times instances.
+        share: of all that the checkpoint holds, from 0 to 1.
+        active: values that one token is multiplied with, in all instances together.
+        children: its parts.
+    """
+
+    title: str
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    per_instance: int
+    instances: int
+    total: int
+    share: float
+    active: int
+    children: tuple[Node, ...]
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class Total:
+    """A number of parameters, and what it counts."""
+
+    name: str
+    parameters: int
+    counts: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A whole model: the root of its components, and the totals that are quoted for it."""
+
+    root: Node
+    totals: tuple[Total, ...]
+
+
+def tree(model: Model | Architecture, title: str = "") -> Tree:
+    """Every component of a model with its parameters: of an instance, all instances, its share.
+
+    Arguments:
+        model: one of `models`, or the sizes of another.
+        title: of the root; a model's own name if left out.
+    """
+    if isinstance(model, Architecture):
+        architecture = model
+    else:
+        architecture, title = model.architecture, title or model.display
+    parts = components(architecture)
+    whole = sum(map(_each, parts))
+    nodes = tuple(_node(part, "", 1, 1, True, whole) for part in parts)
+    active = sum(node.active for node in nodes)
+    root = Node(title or "model", "", (), whole, 1, whole, 1.0, active, nodes)
+    return Tree(root, tuple(_totals(root, parts)))
+
+
+def _node(part: Component, prefix: str, around: int, used: int, runs: bool, whole: int) -> Node:
+    """``around`` instances of what holds it, of which a token uses ``used``."""
+    name = ".".join(filter(None, (prefix, part.name, "N" if part.numbers else "")))
+    instances = around * part.count
+    used *= part.count if part.active is None else part.active
+    runs = runs and part.kind == ""
+    children = tuple(_node(one, name, instances, used, runs, whole) for one in part.parts)
+    own = sum(math.prod(weight.shape) for weight in part.weights)
+    each = own + sum(map(_each, part.parts))
+    active = (own * used if runs else 0) + sum(child.active for child in children)
+    return Node(
+        part.title,
+        name,
+        tuple(weight.shape for weight in part.weights),
+        each,
+        instances,
+        each * instances,
+        each * instances / whole,
+        active,
+        children,
+    )
+
+
+def _each(part: Component) -> int:
+    """Values in all numbers of a component that one instance of its parent has."""
+    own = sum(math.prod(weight.shape) for weight in part.weights)
+    return part.count * (own + sum(map(_each, part.parts)))
+
+
+def _totals(root: Node, parts: tuple[Component, ...]) -> Iterator[Total]:
+    yield Total("stored", root.total, "every learned value in the checkpoint")
+    if unused := sum(map(_unused, parts)):
+        yield Total("without padding", root.total - unused, f"{unused:,} values only pad A_log")
+    apart = [part for part in parts if part.kind == "apart"]
+    if apart:
+        named = " and ".join(part.title for part in apart)
+        rest = root.total - sum(map(_each, apart))
+        yield Total("language model", rest, f"without the {named}")
+    table = sum(_each(part) for part in _language(parts) if part.kind == "lookup")
+    yield Total("active", root.active, "what one text token is multiplied with, the head included")
+    yield Total(
+        "active, with embedding",
+        root.active + table,
+        "the same and the embedding, of which a token reads one row",
+    )
+
+
+def _language(parts: tuple[Component, ...]) -> Iterator[Component]:
+    for part in parts:
+        if part.kind != "apart":
+            yield part
+            yield from _language(part.parts)
+
+
+def _unused(part: Component) -> int:
+    own = sum(weight.unused for weight in part.weights)
+    return part.count * (own + sum(map(_unused, part.parts)))

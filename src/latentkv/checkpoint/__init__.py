@@ -1,0 +1,1 @@
+"""Checkpoints without their weights: config.json, indices and safetensors headers. No torch."""
