@@ -1,0 +1,13 @@
+"""Files without an index that share a tensor, as ranks do."""
+
+from pathlib import Path
+
+import forge
+
+REFUSED = ("both hold tensor 'a'", "rank")
+
+
+def build(folder: Path) -> Path:
+    for rank in range(2):
+        forge.write(folder / f"model{rank}-mp2.safetensors", forge.shard("a"))
+    return folder

@@ -1,0 +1,11 @@
+"""A path with an empty part."""
+
+from pathlib import Path
+
+import forge
+
+REFUSED = ("leaves the index's folder",)
+
+
+def build(folder: Path) -> Path:
+    return forge.write(folder / forge.INDEX, forge.index({"a": "sub//model.safetensors"}))

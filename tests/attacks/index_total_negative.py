@@ -1,0 +1,11 @@
+"""A negative total."""
+
+from pathlib import Path
+
+import forge
+
+REFUSED = ("-1 as total_size",)
+
+
+def build(folder: Path) -> Path:
+    return forge.write(folder / forge.INDEX, forge.index({"a": "a.safetensors"}, total_size=-1))
