@@ -17,6 +17,7 @@ from .compression import Compression, compression
 from .contracts import NormContract
 from .models.spec import File, LatentNorm, Model, Place, Source
 from .parameters import Parameters, parameters
+from .verdict import matched, unchecked
 
 DEFINITION = ("definition/norm.py", "rms_norm")
 
@@ -156,7 +157,7 @@ class Page:
 
     def as_json(self) -> dict[str, Any]:
         """Dictionaries, lists, strings, numbers, booleans and None; tuples become lists."""
-        result = _plain(self)
+        result = plain(self)
         assert isinstance(result, dict)
         return result
 
@@ -199,14 +200,7 @@ def page(model: Model) -> Page:
             norm.arithmetic.label,
         ),
         parameters=parameters(model, (contract.width,)),
-        verdict=(
-            "Derived: the configured feature width for every instance; "
-            + (
-                "the total over the model matches the checkpoint's tensors."
-                if norm.tensors_match
-                else "an independent count of the checkpoint's tensors has not been made."
-            )
-        ),
+        verdict=(matched if norm.tensors_match else unchecked)("feature width"),
         compression=compression(model),
         code=Code(
             names[norm.code.file],
@@ -333,13 +327,14 @@ def scientific(value: float) -> str:
     return power if mantissa == "1" else f"{mantissa} × {power}"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Dataclasses as dictionaries and tuples as lists, for JSON."""
     if dataclasses.is_dataclass(value):
         # class_ and the like: a trailing underscore keeps a keyword usable as a field
         return {
-            field.name.rstrip("_"): _plain(getattr(value, field.name))
+            field.name.rstrip("_"): plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
         }
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

@@ -44,6 +44,9 @@ def latent_attention(model: Architecture, indexed: bool) -> Component:
     if shape.gate:
         parts.append(linear("Output gate", "g_proj", out, hidden))
     parts.append(linear("Output projection", "o_proj", hidden, out, shape.bias))
+    if shape.frequencies:
+        table = Weight("inv_freq", (shape.frequencies,), learned=False)
+        parts.append(Component("Rotary frequencies", "rotary_emb", (table,)))
     return Component(titles.attention, "self_attn", parts=tuple(parts))
 
 

@@ -6,6 +6,7 @@ numbers, each under a name of its own. A group of parts that the checkpoint does
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 
@@ -20,6 +21,8 @@ class Weight:
         dtype: where it is not that of the checkpoint.
         unused: values of ``shape`` that pad it.
         expected: the dtype is not known, only likely.
+        norm: whether it belongs to an RMSNorm.
+        learned: False for what is stored though it follows from the configuration.
     """
 
     name: str
@@ -28,6 +31,12 @@ class Weight:
     dtype: str = ""
     unused: int = 0
     expected: bool = False
+    norm: bool = False
+    learned: bool = True
+
+    @property
+    def parameters(self) -> int:
+        return math.prod(self.shape) if self.learned else 0
 
 
 @dataclass(frozen=True)
@@ -76,5 +85,5 @@ def norm(title: str, name: str, width: int, bias: bool = False) -> Component:
     return Component(
         title,
         name,
-        tuple(Weight(one, (width,)) for one in ("weight", *(("bias",) if bias else ()))),
+        tuple(Weight(one, (width,), norm=True) for one in ("weight", *(("bias",) if bias else ()))),
     )

@@ -34,10 +34,9 @@ def components(model: Architecture) -> tuple[Component, ...]:
         )
     if model.mtp_layers:
         parts.append(_prediction(model, f"{inner}.layers"))
-    if model.vision is None:
-        return tuple(parts)
-    language = Component("Language model", "", parts=tuple(parts))
-    return language, *_vision(model.vision, model.hidden)
+    if model.vision is not None:
+        parts += _vision(model.vision, model.hidden)
+    return tuple(parts)
 
 
 def _blocks(model: Architecture) -> tuple[Component, ...]:
@@ -56,9 +55,9 @@ def _blocks(model: Architecture) -> tuple[Component, ...]:
 
 def _kind(model: Architecture, kind: tuple[bool, bool, bool], kinds: int) -> str:
     delta, dense, indexed = kind
-    layers = "MoE blocks" if not dense else "dense blocks"
+    layers = "MoE blocks" if not dense else "Dense blocks"
     if model.experts is None:
-        layers = "blocks"
+        layers = "Blocks"
     if model.delta is not None:
         layers = f"{'KDA' if delta else 'MLA'} layers{', dense' if dense else ''}"
     apart = model.attention.indexer is not None and kinds > 2 and not indexed
@@ -176,7 +175,7 @@ def _prediction(model: Architecture, layers: str) -> Component:
     return Component(title, layers, parts=parts, numbers=numbers, kind="apart")
 
 
-def _vision(tower: VisionTower, hidden: int) -> tuple[Component, Component]:
+def _vision(tower: VisionTower, hidden: int) -> list[Component]:
     inner, bias = tower.hidden, tower.bias
     block = (
         norm("Attention norm", "norm0", inner, bias),
@@ -214,4 +213,4 @@ def _vision(tower: VisionTower, hidden: int) -> tuple[Component, Component]:
     # with biases a norm comes before the projections, without them one comes after
     gain = norm("Norm", "pre_norm", inner, True) if bias else norm("Norm", "post_norm", hidden)
     parts = (gain, *projections) if bias else (*projections, gain)
-    return vision, Component("Vision projector", "mm_projector", parts=parts, kind="apart")
+    return [vision, Component("Vision projector", "mm_projector", parts=parts, kind="apart")]

@@ -31,10 +31,10 @@ class Held(NamedTuple):
 def held(weight: Weight, storage: Storage, quantised: bool) -> tuple[Held, ...]:
     """The tensors that hold a weight; ``quantised`` where its module is."""
     if not quantised:
-        dtype = weight.dtype or storage.dtype
-        return (
-            _tensor(weight.name, weight.shape, dtype, math.prod(weight.shape), weight.expected),
-        )
+        dtype, expected = weight.dtype or storage.dtype, weight.expected
+        if weight.norm and storage.norm_dtype:
+            dtype, expected = storage.norm_dtype, True
+        return (_tensor(weight.name, weight.shape, dtype, weight.parameters, expected),)
     rows, columns = weight.shape
     name, values = weight.name, rows * columns
     if storage.format == "fp8_block":
@@ -54,8 +54,9 @@ def held(weight: Weight, storage: Storage, quantised: bool) -> tuple[Held, ...]:
     return (
         _tensor(f"{name}_packed", words, "int32", values),
         _tensor(f"{name}_scale", groups, storage.dtype),
-        # writers differ: int64 or int32
-        _tensor(f"{name}_shape", (2,), "int64", expected=True),
+        # Kimi's are int32, without which the bytes published for K2-Thinking (594,205,920,512)
+        # don't add up; compressed-tensors itself writes int64.
+        _tensor(f"{name}_shape", (2,), "int32", expected=True),
     )
 
 
@@ -70,28 +71,33 @@ def size(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * BITS[dtype] // 8
 
 
+# What can't tell two numbers apart: letters, literal dots, anything at all, alternatives, ends.
+_BLIND = re.compile(r"(?:[A-Za-z_()|^$]|\\\.|\.\*)*")
+_NESTED = "language_model."
+
+
 class Ignored:
     """Which modules a quantised checkpoint leaves as they are.
 
-    A name is meant with or without what stands before the language model's names: lists of the
-    same model are found with "language_model." and without.
+    A name or pattern is meant with or without "language_model." in front, whichever of the two the
+    checkpoint has: lists of one model are found with both.
     """
 
     def __init__(self, architecture: Architecture) -> None:
-        self._prefix = architecture.prefix
+        self._prefix = architecture.prefix or _NESTED
         patterns = architecture.storage.ignored
         self._names = {self._short(one) for one in patterns if not one.startswith("re:")}
         self._patterns = [re.compile(one[3:]) for one in patterns if one.startswith("re:")]
-        # without a digit, a pattern tells no two layers or experts apart
-        self.by_number = bool(self._names) or any(
-            re.search(r"\d", one.pattern) for one in self._patterns
+        # whether two layers or experts may differ, so that each must be looked at
+        self.by_number = bool(self._names) or not all(
+            _BLIND.fullmatch(one.pattern) for one in self._patterns
         )
 
     def __contains__(self, module: str) -> bool:
         short = self._short(module)
         return short in self._names or any(
-            one.match(module) or one.match(short) for one in self._patterns
+            one.match(short) or one.match(self._prefix + short) for one in self._patterns
         )
 
     def _short(self, name: str) -> str:
-        return name.removeprefix(self._prefix or "language_model.")
+        return name.removeprefix(self._prefix)

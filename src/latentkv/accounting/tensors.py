@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..models.architecture import Architecture
-from ..models.spec import Model
 from .component import Component
 from .components import components
+from .sizes import Sized, sizes
 from .storage import Ignored, held
 
 
@@ -33,12 +33,14 @@ class Tensor(NamedTuple):
     expected: bool
 
 
-def tensors(model: Model | Architecture) -> Iterator[Tensor]:
-    """The tensors of a model's published checkpoint, in the order in which the model runs.
+def tensors(model: Sized) -> Iterator[Tensor]:
+    """The tensors of a model's published checkpoint, component by component.
 
     Kimi K3 has 497,220 of them, so they come one by one.
+
+    Raises ValueError for a configuration that doesn't give all sizes.
     """
-    architecture = model if isinstance(model, Architecture) else model.architecture
+    architecture = sizes(model)
     names = _Names(architecture)
     for component in components(architecture):
         yield from names.under("", component)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..models.architecture import Architecture
-from ..models.spec import Model
 from .component import Component
 from .components import components
+from .sizes import Sized, sizes, title
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,9 @@ class Node:
         instances: how often the whole model has it.
         total: per_instance times instances.
         share: of all that the checkpoint holds, from 0 to 1.
-        active: values that one token is multiplied with, in all instances together.
+        active: values that one text token is multiplied with, in all instances together.
+        kind: "lookup" for an embedding, of which a token reads a row; "apart" for what the language
+            model runs without; "" for anything else.
         children: its parts.
     """
 
@@ -36,6 +36,7 @@ class Node:
     total: int
     share: float
     active: int
+    kind: str
     children: tuple[Node, ...]
 
     def walk(self) -> Iterator[Node]:
@@ -62,22 +63,19 @@ class Tree:
     totals: tuple[Total, ...]
 
 
-def tree(model: Model | Architecture, title: str = "") -> Tree:
+def tree(model: Sized) -> Tree:
     """Every component of a model with its parameters: of an instance, all instances, its share.
 
     Arguments:
-        model: one of `models`, or the sizes of another.
-        title: of the root; a model's own name if left out.
+        model: one of `models`, one of `models.from_config`, or plain sizes.
+
+    Raises ValueError for a configuration that doesn't give all sizes.
     """
-    if isinstance(model, Architecture):
-        architecture = model
-    else:
-        architecture, title = model.architecture, title or model.display
-    parts = components(architecture)
+    parts = components(sizes(model))
     whole = sum(map(_each, parts))
     nodes = tuple(_node(part, "", 1, 1, True, whole) for part in parts)
     active = sum(node.active for node in nodes)
-    root = Node(title or "model", "", (), whole, 1, whole, 1.0, active, nodes)
+    root = Node(title(model), "", (), whole, 1, whole, 1.0, active, "", nodes)
     return Tree(root, tuple(_totals(root, parts)))
 
 
@@ -88,9 +86,11 @@ def _node(part: Component, prefix: str, around: int, used: int, runs: bool, whol
     used *= part.count if part.active is None else part.active
     runs = runs and part.kind == ""
     children = tuple(_node(one, name, instances, used, runs, whole) for one in part.parts)
-    own = sum(math.prod(weight.shape) for weight in part.weights)
+    own = sum(weight.parameters for weight in part.weights)
     each = own + sum(map(_each, part.parts))
-    active = (own * used if runs else 0) + sum(child.active for child in children)
+    unused = sum(weight.unused for weight in part.weights)
+    active = (own - unused) * used if runs else 0
+    active += sum(child.active for child in children)
     return Node(
         part.title,
         name,
@@ -100,13 +100,14 @@ def _node(part: Component, prefix: str, around: int, used: int, runs: bool, whol
         each * instances,
         each * instances / whole,
         active,
+        part.kind,
         children,
     )
 
 
 def _each(part: Component) -> int:
     """Values in all numbers of a component that one instance of its parent has."""
-    own = sum(math.prod(weight.shape) for weight in part.weights)
+    own = sum(weight.parameters for weight in part.weights)
     return part.count * (own + sum(map(_each, part.parts)))
 
 
@@ -116,7 +117,7 @@ def _totals(root: Node, parts: tuple[Component, ...]) -> Iterator[Total]:
         yield Total("without padding", root.total - unused, f"{unused:,} values only pad A_log")
     apart = [part for part in parts if part.kind == "apart"]
     if apart:
-        named = " and ".join(part.title for part in apart)
+        named = " and ".join(_small(part.title) for part in apart)
         rest = root.total - sum(map(_each, apart))
         yield Total("language model", rest, f"without the {named}")
     table = sum(_each(part) for part in _language(parts) if part.kind == "lookup")
@@ -126,6 +127,11 @@ def _totals(root: Node, parts: tuple[Component, ...]) -> Iterator[Total]:
         root.active + table,
         "the same and the embedding, of which a token reads one row",
     )
+
+
+def _small(title: str) -> str:
+    """As it stands in a sentence; an abbreviation keeps its capitals."""
+    return title if title[1].isupper() else title[0].lower() + title[1:]
 
 
 def _language(parts: tuple[Component, ...]) -> Iterator[Component]:

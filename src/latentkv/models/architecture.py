@@ -30,6 +30,7 @@ class Storage:
         quantised: ``"linear"``, each linear layer of the blocks, or ``"experts"``, those of the
             routed experts alone.
         ignored: modules that are left as they are: names, or "re:" and a regular expression.
+        norm_dtype: of the RMSNorms' gains, where it is another, and was not read but is likely.
     """
 
     dtype: str = "bfloat16"
@@ -39,6 +40,7 @@ class Storage:
     bits: int = 4
     quantised: Literal["linear", "experts"] = "linear"
     ignored: tuple[str, ...] = ()
+    norm_dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class LatentAttention:
     """Multi-head latent attention.
 
     ``q_rank`` is None where one matrix gives the query; ``bias`` is that of both
-    down-projections and of the output, ``gate`` an output gate of full rank.
+    down-projections and of the output, ``gate`` an output gate of full rank. ``frequencies`` are
+    those that the checkpoint stores with each layer's rotation, though they are not learned.
     """
 
     heads: int
@@ -70,6 +73,7 @@ class LatentAttention:
     bias: bool = False
     gate: bool = False
     indexer: Indexer | None = None
+    frequencies: int = 0
 
 
 @dataclass(frozen=True)

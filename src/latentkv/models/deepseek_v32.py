@@ -162,7 +162,8 @@ DEEPSEEK_V32 = Model(
         gain_dtype=Fact(
             "float32",
             _CODE.at(284),
-            "whatever the checkpoint stores: bfloat16 is expected there, but was not read",
+            "whatever the checkpoint stores: float32 in the later DeepSeek-V3.2, and not read in this "
+            "one",
         ),
         tensors_match=False,
         code=_CODE.at((280, 306), (523, 539), (565, 568)),
@@ -227,7 +228,8 @@ DEEPSEEK_V32 = Model(
             width=_EXPERT_WIDTH.value,
         ),
         mtp_layers=_MTP.value,
-        storage=Storage(format="fp8_block", block=(_TILE.value, _TILE.value)),
+        # Gains: those of the later DeepSeek-V3.2, whose headers were read, are float32.
+        storage=Storage(norm_dtype="float32", format="fp8_block", block=(_TILE.value, _TILE.value)),
         titles=Titles(attention="Sparse latent attention"),
     ),
     published=None,

@@ -54,6 +54,11 @@ class File:
         """The last part of the path, which is how a page refers to the file."""
         return self.path.rpartition("/")[2]
 
+    @property
+    def address(self) -> str:
+        """Repository, path and revision in one word."""
+        return f"{self.repository}/{self.path}@{self.revision}"
+
     def at(self, *lines: int | tuple[int, int]) -> Place:
         """Single lines and (first, last) ranges of this file."""
         return Place(self, tuple(Lines(*((n,) if isinstance(n, int) else n)) for n in lines))

@@ -1,0 +1,250 @@
+"""What a model's sizes say its checkpoint holds, against what is there. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from ..checkpoint import Checkpoint, Progress, Stored, read
+from ..checkpoint.naming import of_inference, to_inference
+from ..models.architecture import Architecture
+from ..verdict import BY_NAME, BY_NAME_AND_SIZE, differs, matched
+from .packed import Holdings, is_buffer
+from .sizes import Sized, sizes, title
+from .tensors import Tensor, tensors
+
+
+@dataclass(frozen=True)
+class Side:
+    """Totals of one side; None for what an index file alone doesn't say."""
+
+    tensors: int
+    parameters: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that both sides have, each in its own way."""
+
+    name: str
+    derived: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A model held against a checkpoint.
+
+    Arguments:
+        model: what the derived side is called.
+        where: the folder, file or repository, as given.
+        revision: the commit that was read, of a repository; else None.
+        derived: from the model's sizes.
+        found: in the checkpoint. Packed codes count as what they stand for, scales as nothing.
+        missing: derived, but not there.
+        extra: there, but not derived.
+        shapes, dtypes: of another shape or dtype than derived.
+        warnings: what doesn't decide, but should be known, such as a total in the index that its
+            tensors don't add up to.
+        verdict: one sentence.
+        matches: whether nothing is missing, extra or different.
+    """
+
+    model: str
+    where: str
+    revision: str | None
+    derived: Side
+    found: Side
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    shapes: tuple[Difference, ...]
+    dtypes: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+    verdict: str
+    matches: bool
+
+
+def reconcile(
+    model: Sized,
+    where: str | os.PathLike[str] | Checkpoint,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Hold what a model's sizes say against a checkpoint, of which only headers are read.
+
+    Arguments:
+        model: one of `models`, or of `models.from_config`, or plain sizes.
+        where: a folder, an index file alone (names and total size, no shapes), a .safetensors
+            file, a repository of the Hugging Face hub, or what `checkpoint.read` gave.
+        revision: a branch, tag or commit, of a repository.
+        token: for a repository that wants one; else the one that is logged in.
+        progress: called with files done, files in all, and the file at work.
+
+    Raises:
+        CheckpointError: something can't be read, is broken or contradicts itself. There is never a
+            count of a part.
+        ValueError: a configuration whose sizes are not all known (`Configured.unknown`).
+    """
+    architecture = sizes(model)
+    if isinstance(where, Checkpoint):
+        there = where
+    else:
+        there = read(where, revision=revision, token=token, progress=progress)
+    return _Comparison(architecture, there).report(title(model))
+
+
+def found(there: Checkpoint) -> Side:
+    """Totals of a checkpoint by itself, with nothing derived to hold it against."""
+    if there.tensors is None:
+        return Side(len(there.files), there.declared_parameters, there.declared_bytes)
+    holds = Holdings(there.tensors, there.config)
+    return Side(
+        len(there.tensors),
+        sum(map(holds.parameters, there.tensors)),
+        sum(one.bytes for one in there.tensors.values()),
+    )
+
+
+@dataclass
+class _Comparison:
+    architecture: Architecture
+    there: Checkpoint
+    missing: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    shapes: list[Difference] = field(default_factory=list)
+    dtypes: list[Difference] = field(default_factory=list)
+    expected: list[Difference] = field(default_factory=list)
+    buffers: list[str] = field(default_factory=list)  # not learned, and on one side only
+    warnings: list[str] = field(default_factory=list)
+    derived: int = 0
+    derived_parameters: int = 0
+    derived_bytes: int = 0
+    parameters: int = 0
+
+    def report(self, name: str) -> Report:
+        self._compare()
+        there = self.there
+        found = self._found()
+        self._warn(found)
+        wrong = self.missing or self.extra or self.shapes or self.dtypes
+        matches = not wrong and not (there.tensors is None and self._another_size())
+        return Report(
+            name,
+            there.where,
+            there.revision,
+            Side(self.derived, self.derived_parameters, self.derived_bytes),
+            found,
+            tuple(self.missing),
+            tuple(self.extra),
+            tuple(self.shapes),
+            tuple(self.dtypes),
+            tuple(self.warnings),
+            self._verdict(matches),
+            matches,
+        )
+
+    def _compare(self) -> None:
+        files, stored = self.there.files, self.there.tensors
+        holds = None if stored is None else Holdings(stored, self.there.config)
+        for tensor in self._tensors():
+            self.derived += 1
+            self.derived_parameters += tensor.parameters
+            self.derived_bytes += tensor.bytes
+            if tensor.name not in files:
+                (self.buffers if is_buffer(tensor.name) else self.missing).append(tensor.name)
+            elif stored is not None and holds is not None:
+                self._one(tensor, stored[tensor.name], holds)
+        # 497,220 names a second time only where there are any to find
+        if len(files) > self.derived - len(self.missing) - len(self.buffers):
+            known = {tensor.name for tensor in self._tensors()}
+            for name in sorted(name for name in files if name not in known):
+                (self.buffers if is_buffer(name) else self.extra).append(name)
+            if holds is not None:
+                self.parameters += sum(map(holds.parameters, self.extra))
+        if holds is not None:
+            self.warnings += holds.warnings
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """What is derived, under the names that the checkpoint uses."""
+        if not of_inference(self.there.files):
+            return tensors(self.architecture)
+        language = replace(self.architecture, mtp_layers=0)
+        return (one._replace(name=to_inference(one.name)) for one in tensors(language))
+
+    def _one(self, derived: Tensor, found: Stored, holds: Holdings) -> None:
+        if derived.shape == found.shape:
+            self.parameters += derived.parameters
+        else:
+            self.shapes.append(Difference(derived.name, str(derived.shape), str(found.shape)))
+            self.parameters += holds.parameters(derived.name)
+        if derived.dtype != found.dtype:
+            kept = self.expected if derived.expected else self.dtypes
+            kept.append(Difference(derived.name, derived.dtype, found.dtype))
+
+    def _found(self) -> Side:
+        stored = self.there.tensors
+        if stored is None:
+            return Side(len(self.there.files), None, self.there.declared_bytes)
+        return Side(len(stored), self.parameters, sum(one.bytes for one in stored.values()))
+
+    def _another_size(self) -> bool:
+        declared = self.there.declared_bytes
+        if self.buffers:  # of a size that an index doesn't give
+            return False
+        return declared is not None and declared != self.derived_bytes
+
+    def _warn(self, found: Side) -> None:
+        there = self.there
+        if of_inference(there.files):
+            self.warnings.append(
+                "the names are those of DeepSeek's inference code, which has no MTP layer"
+            )
+        if self.buffers:
+            there_too = self.buffers[0] in there.files
+            self.warnings.append(
+                f"{len(self.buffers):,} buffers that are not learned, such as {self.buffers[0]}, "
+                + ("are stored as well" if there_too else "are not stored")
+                + ("; the total size is therefore not compared" if there.tensors is None else "")
+            )
+        if self.expected:
+            one = self.expected[0]
+            self.warnings.append(
+                f"{len(self.expected):,} tensors have another dtype than the one expected, which "
+                f"nobody had read: {one.found} for {one.derived}, such as {one.name}"
+            )
+        if there.tensors is None:
+            if self._another_size():
+                self.warnings.append(
+                    f"the index declares {there.declared_bytes:,} bytes in all, the derived "
+                    f"tensors have {self.derived_bytes:,}; an index alone doesn't say which "
+                    "tensors differ: pass the folder or the repository to compare shapes"
+                )
+            return
+        if there.declared_bytes not in (None, found.bytes):
+            self.warnings.append(
+                f"the index declares {there.declared_bytes:,} bytes in all, its tensors have "
+                f"{found.bytes:,}: the latter is shown"
+            )
+        if there.declared_parameters not in (None, found.parameters):
+            self.warnings.append(
+                f"the index declares {there.declared_parameters:,} parameters, its tensors hold "
+                f"{found.parameters:,}: the latter is shown"
+            )
+
+    def _verdict(self, matches: bool) -> str:
+        if not matches:
+            return differs(
+                {
+                    "missing": len(self.missing),
+                    "extra": len(self.extra),
+                    "of another shape": len(self.shapes),
+                    "of another dtype": len(self.dtypes),
+                }
+            )
+        if self.there.tensors is not None:
+            return matched()
+        return matched(how=BY_NAME if self.there.declared_bytes is None else BY_NAME_AND_SIZE)
