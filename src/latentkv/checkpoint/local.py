@@ -154,4 +154,3 @@ def _config(path: Path) -> tuple[dict[str, Any] | None, str]:
     return read_object(read_text(path, CONFIG_LIMIT), str(path)), str(path)
 
 
-_index_of, _PICKLES = index_of, PICKLES  # hub.py's names for them, until it has the new ones
