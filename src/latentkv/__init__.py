@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import bits, cache, conformance, definition, layouts, models
+    from . import accounting, bits, cache, checkpoint, conformance, definition, layouts, models
     from .cache import LatentCache, half_to_interleaved, interleaved_to_half
     from .compress import compress_kv, write_kv
     from .contracts import KVContract, LatentQuant, NormContract, RopeContract
@@ -36,7 +36,16 @@ _HOME = {
     "rms_norm": "ops",
     "write_kv": "compress",
 }
-_ROOMS = ("bits", "cache", "conformance", "definition", "layouts", "models")
+_ROOMS = (
+    "accounting",
+    "bits",
+    "cache",
+    "checkpoint",
+    "conformance",
+    "definition",
+    "layouts",
+    "models",
+)
 
 __all__ = [
     "KVCompression",
@@ -46,9 +55,11 @@ __all__ = [
     "LatentRMSNorm",
     "NormContract",
     "RopeContract",
+    "accounting",
     "add_rms_norm",
     "bits",
     "cache",
+    "checkpoint",
     "compress_kv",
     "conformance",
     "definition",

@@ -5,18 +5,20 @@ Nothing here imports torch; a command that needs it imports it when it runs.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, TypeVar
 
 import typer
 
 from . import __version__, models
+from .chosen import check_path_known, model_or_config
+from .cli_count import count
+from .command import JsonOption, fail, print_json, status
 
 app = typer.Typer(
     name="latentkv",
@@ -31,19 +33,7 @@ app = typer.Typer(
 
 COMPONENTS = ("norm", "path")  # what `check` and `bench` know, the default first
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
-
-
-def fail(message: str) -> NoReturn:
-    """Misuse: the message on standard error, exit code 2."""
-    print(f"latentkv: {message}", file=sys.stderr)
-    raise typer.Exit(2)
-
-
-def print_json(value: Any) -> None:
-    """Readable where the stream carries Unicode, escaped where it doesn't."""
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, indent=2, ensure_ascii=not unicode))
+T = TypeVar("T", bound="models.Model | models.Configured")
 
 
 def _version(wanted: bool) -> None:
@@ -83,7 +73,8 @@ def show(
         typer.Argument(
             help="A model's name or repository, in any case: "
             + ", ".join(models.names())
-            + ". Without it, all of them side by side.",
+            + "; or the path of another model's config.json, or of its folder. Without it, the "
+            "three side by side.",
             metavar="MODEL",
             show_default=False,
         ),
@@ -94,15 +85,20 @@ def show(
 
     Of the norm: formula, eps, arithmetic, shapes, parameters, code, sources. Of the compression:
     steps, shapes, parameters, rotation, softmax scale, and the cache's records byte by byte.
-    Without MODEL, the models stand side by side, their differences marked and explained.
+    Of a configuration: the contracts that follow from it, each value's origin, and what can't be
+    said from it. Without MODEL, the models stand side by side, their differences marked and
+    explained.
     """
     from .describe import page
 
     if model is not None:
         try:
-            chosen = models.get(model)
-        except models.UnknownModelError as error:
+            chosen = model_or_config(model)
+        except ValueError as error:
             fail(str(error))
+        if not isinstance(chosen, models.Model):
+            _show_config(chosen, as_json)
+            return
         shown = page(chosen)
         if as_json:
             print_json(shown.as_json())
@@ -123,12 +119,28 @@ def show(
     Pages().comparison(compare(every), pages)
 
 
+def _show_config(chosen: models.Configured, as_json: bool) -> None:
+    from .config_page import config_page
+
+    shown = config_page(chosen)
+    if as_json:
+        print_json(shown.as_json())
+        return
+    from .terminal_config import ConfigPages
+
+    ConfigPages().config(shown)
+
+
+app.command()(count)
+
+
 @app.command()
 def check(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Hold them to this model's contract alone, and print all that was measured.",
+            help="Hold them to this model's contract alone, and print all that was measured. A "
+            "name, or the path of a config.json or of its folder.",
             metavar="MODEL",
             show_default=False,
         ),
@@ -210,18 +222,20 @@ def check(
       2  misuse: an unknown model or component, an --impl that can't be
          imported, raises, returns another shape or writes to its inputs
     """
-    named, component = _chosen(model, component)
-    names = models.names() if named is None else (named.name,)
-    with _progress() as say:
+    named, component = _chosen(model, component, model_or_config)
+    every = [models.get(name) for name in models.names()] if named is None else [named]
+    # A configuration is called what it was given as: so the child process finds it again.
+    names = [one.name if isinstance(one, models.Model) else str(model) for one in every]
+    with status("importing torch") as say:
         with _environment():
             from .conformance import survey as norm
             from .conformance.implementation import ImplementationError
             from .conformance.path import survey as path
 
-        chosen = [models.get(name) for name in names]
-        contracts = {one.name: one.norms.kv_latent for one in chosen}
+        contracts = {name: one.norms.kv_latent for name, one in zip(names, every, strict=True)}
         try:
             if component == "path":
+                chosen = [path.subject(name, one) for name, one in zip(names, every, strict=True)]
                 survey = (
                     path.survey_given(impl, chosen, say) if impl else path.survey_found(chosen, say)
                 )
@@ -232,7 +246,7 @@ def check(
         except ImplementationError as error:
             hint = ""
             if component == "norm" and path.resembles_path(impl or ()):
-                command = " ".join(["latentkv check", *([named.name] if named else []), "path"])
+                command = " ".join(["latentkv check", *(names if named else []), "path"])
                 hint = f"; did you mean `{command}`?"
             fail(f"{error}{hint}")
     if as_json:
@@ -244,7 +258,7 @@ def check(
         from .check_table import print_survey
 
         show_survey = print_path_survey if component == "path" else print_survey
-        show_survey(survey, {one.name: one.display for one in chosen})
+        show_survey(survey, {name: one.display for name, one in zip(names, every, strict=True)})
     if not norm.accepted(survey, strict):
         raise typer.Exit(1)
 
@@ -276,13 +290,13 @@ def bench(
     and a copy of the same rows into the same cache. Each function runs in a block of its own, in a
     child process on a warm heap. Takes about a minute.
     """
-    named, component = _chosen(model, component)
+    named, component = _chosen(model, component, models.get)
     chosen = named or models.get(models.names()[0])
     from .bench import others_load, run
 
     busy = others_load()
     measurements = []
-    with _progress() as say:
+    with status("importing torch") as say:
         for heap in ("warm", "default"):
             for one in run(chosen.name, component, heap):
                 say(f"{one.function}, {one.rows:,} rows {one.work}")
@@ -297,7 +311,9 @@ def bench(
         print(f"\n{busy}")
 
 
-def _chosen(model: str | None, component: str | None) -> tuple[models.Model | None, str]:
+def _chosen(
+    model: str | None, component: str | None, find: Callable[[str], T]
+) -> tuple[T | None, str]:
     """MODEL and COMPONENT, where a component may stand alone."""
     if component is None and model is not None and _word(model) in COMPONENTS:
         model, component = None, model
@@ -306,9 +322,14 @@ def _chosen(model: str | None, component: str | None) -> tuple[models.Model | No
     if component not in COMPONENTS:
         fail(f"unknown component {component!r}. {listed}; the model comes first")
     try:
-        return None if model is None else models.get(model), component
+        found = None if model is None else find(model)
+        if component == "path":
+            check_path_known(found)
+        return found, component
     except models.UnknownModelError as error:
         fail(f"{error}. {listed}")
+    except ValueError as error:
+        fail(str(error))
 
 
 def _word(given: str) -> str:
@@ -323,18 +344,6 @@ def _environment() -> Iterator[None]:
         yield
     except (ImportError, RuntimeError, ValueError) as error:
         fail(str(error))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """What is going on, on a terminal's standard error; elsewhere, nothing."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("importing torch") as status:
-        yield lambda name: status.update(name)
 
 
 def main() -> None:

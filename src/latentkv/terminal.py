@@ -71,8 +71,11 @@ class Pages(Screen):
         ]
 
     def _formula(self, page: Page) -> RenderableType:
-        gain = self._symbol(page.module.gain.symbol)
-        value = scientific(page.eps.value)
+        return self.norm_formula(self._symbol(page.module.gain.symbol), page.eps.value)
+
+    def norm_formula(self, gain: str, eps: float) -> RenderableType:
+        """The norm's equations, with the gain's symbol and the eps."""
+        value = scientific(eps)
         if not self.unicode:
             lines = [
                 "m₂(x) = (1/d) ∑(j=1..d) xⱼ²",

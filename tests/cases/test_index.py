@@ -9,9 +9,12 @@ from helpers import NO_SHARED, SHARED
 
 TESTS = Path(__file__).parents[1]
 # Of F17, rotation and scales of the indexer, the scale alone: there is no indexer yet.
-KINDS = (*(f"F{kind:02}" for kind in (*range(1, 15), 16, 18, 19, 20, 21, 28)), "F17-07")
+KINDS = (*(f"F{kind:02}" for kind in (*range(1, 15), 16, *range(18, 22), 24, 25, 26, 28)), "F17-07")
 
 RANKS = "answered outside this process: sharding_worker.py on two ranks, by test_sharding.py"
+
+LOADING = "loading weights: only headers are read"
+CONVERTING = "writing and reading GGUF files, which nothing here does"
 
 WAITING = {
     "F13-04": RANKS,
@@ -22,8 +25,19 @@ WAITING = {
     "F14-07": RANKS,
     "F21-06": "scales kept as exponent bytes: the records here have fp32 scales",
     "F21-07": "attention over the cached latents, where heads are",
+    "F24-02": f"{LOADING}, and no projections are fused",
+    "F24-04": f"{LOADING}, and no projections are fused",
+    "F24-07": "writing checkpoints: names are derived and compared, tensors are not converted",
+    "F24-09": "attention: both gates are counted, none is run",
+    "F24-11": "writing configurations: they are read only",
+    "F25-01": CONVERTING,
+    "F25-02": CONVERTING,
+    "F25-04": CONVERTING,
     "F28-01": "answered outside pytest: make mutants breaks the kernel and wants a red suite",
 }
+
+# Answered but for one part, which waits.
+PARTLY = {"F24-12": f"the dequantised row: {LOADING}"}
 
 
 def marked():
@@ -62,3 +76,4 @@ def test_every_case_is_answered_or_waits(listed):
 
 def test_nothing_waits_that_is_answered():
     assert set(WAITING) & set(marked()) == set()
+    assert set(PARTLY) <= set(marked())

@@ -152,5 +152,3 @@ def _config(path: Path) -> tuple[dict[str, Any] | None, str]:
     if not os.path.lexists(path):
         return None, ""
     return read_object(read_text(path, CONFIG_LIMIT), str(path)), str(path)
-
-

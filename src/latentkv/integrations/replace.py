@@ -14,21 +14,11 @@ import torch
 
 from .. import models
 from ..contracts import NormContract, fp32
+from ..models.families import FOLLOWS
 from ..nn import LatentRMSNorm
 
 KV_NAMES = ("kv_a_layernorm", "kv_norm")
 QUERY_NAMES = ("q_a_layernorm", "q_norm")
-
-# Whose norms a model type has. Eps and order come from there, never from a config: those of Kimi
-# Linear and Kimi K3 say another eps than the latent norms apply. Kimi K2's code is DeepSeek-V3's.
-FOLLOWS = {
-    "deepseek_v2": "kimi-k2",
-    "deepseek_v3": "kimi-k2",
-    "deepseek_v32": "deepseek-v3.2-exp",
-    "kimi_k2": "kimi-k2",
-    "kimi_k3": "kimi-k3",
-    "kimi_linear": "kimi-k3",
-}
 
 _NESTED = ("text_config", "language_config", "llm_config")
 _EPS = ("variance_epsilon", "eps", "epsilon")

@@ -185,11 +185,14 @@ class Published:
     Arguments:
         tensors: how many names its index has.
         bytes: the index's total size.
-        digest: SHA-256 of the sorted names, each followed by a newline.
-        source: where the index was read.
+        digest: SHA-256 of the sorted names, each followed by a newline. Where only tables by
+            pattern were read, Kimi K2's, the names are the derived ones.
+        shapes: whether shapes and dtypes were read, which an index doesn't have.
+        source: where it was read.
     """
 
     tensors: int
     bytes: int
     digest: str
+    shapes: bool
     source: str

@@ -162,8 +162,8 @@ DEEPSEEK_V32 = Model(
         gain_dtype=Fact(
             "float32",
             _CODE.at(284),
-            "whatever the checkpoint stores: float32 in the later DeepSeek-V3.2, and not read in this "
-            "one",
+            "whatever the checkpoint stores: the later DeepSeek-V3.2's has float32, this one's was "
+            "not read",
         ),
         tensors_match=False,
         code=_CODE.at((280, 306), (523, 539), (565, 568)),

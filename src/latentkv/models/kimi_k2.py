@@ -158,8 +158,7 @@ KIMI_K2 = Model(
         gain_dtype=Fact(
             "bfloat16",
             _CONFIG.at(64),
-            "the dtype the model is loaded in; the checkpoint's own is expected to be the same, "
-            "but was not read",
+            "the dtype the model is loaded in, and the checkpoint's own",
         ),
         tensors_match=True,
         code=_CODE.at((94, 111), (662, 688), (776, 789)),
@@ -227,6 +226,7 @@ KIMI_K2 = Model(
         tensors=139644,
         bytes=1029173256720,
         digest="52ae0793dc4ab8484b98f197b36b658e4d65b6ddc0068791924fe35ba513a554",
+        shapes=True,
         source="two public tables of the headers of its 61 files, which agree",
     ),
 )

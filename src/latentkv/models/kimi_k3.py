@@ -241,6 +241,7 @@ KIMI_K3 = Model(
         tensors=497220,
         bytes=1560860324864,
         digest="6de6475ef6fac789044688d2b1f127d50cfc3adb17983756c2393c495a535ec4",
+        shapes=False,
         source="PipeNetwork/kimi-k3-mlx@20a4fb101ce8 reference/model.safetensors.index.json",
     ),
 )

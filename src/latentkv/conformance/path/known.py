@@ -16,15 +16,27 @@ import torch
 
 from ... import _library, models
 from ...compress import compress_kv, write_kv
+from ...contracts import KVContract, RopeContract
 from ...definition import compress_kv as defined
 from ...definition import rotary_table
 from ...definition.records import write as write_defined
 from ...models import Model
+from ...models.yarn import Yarn
 from ..known import Skipped, deepseek_eager, kimi_eager
 from .implementation import PathImplementation
 from .probes import known_groups
 
-Build = Callable[[Model], PathImplementation]
+
+@dataclass(frozen=True)
+class Subject:
+    """A key-value path to be held against, of no model here: its name, contract and YaRN."""
+
+    name: str
+    kv: KVContract
+    yarn: Yarn | None
+
+
+Build = Callable[[Model | Subject], PathImplementation]
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ def kimi_k3_eager(
     return kimi_eager(latent, gain, eps), key
 
 
-def deepseek_v32_eager(model: Model) -> Callable[..., Any]:
+def deepseek_v32_eager(model: Model | Subject) -> Callable[..., Any]:
     """DeepSeek-V3.2-Exp's path: `deepseek_unquantised`, and an e4m3 round trip of the latent."""
     group = known_groups(model.kv.norm.width)[0]
 
@@ -158,7 +170,7 @@ def _transformers() -> Iterator[KnownPath | Skipped]:
 def _attention(name: str, attention: type, config: type, rotary: type | None) -> Build:
     """An attention class of the model's sizes, asked what it hands to its cache."""
 
-    def build(model: Model) -> PathImplementation:
+    def build(model: Model | Subject) -> PathImplementation:
         configured = config(**_sizes(model))
         module = attention(configured, layer_idx=0).to(torch.bfloat16).eval()
         module.kv_a_proj_with_mqa = torch.nn.Identity()  # the rows are its output
@@ -199,21 +211,23 @@ class _Capture:
         raise _Captured
 
 
-def _sizes(model: Model) -> dict[str, Any]:
-    """The model's path in a config's words, with one head and a hidden state that is the rows."""
-    rotation, rope = model.rotation, model.kv.rope
-    if rotation is None or rope is None:  # a class that rotates needs one all the same
-        return _sizes(_rotating(model))
-    yarn = rotation.yarn
+def _sizes(model: Model | Subject) -> dict[str, Any]:
+    """The path in a config's words, with one head and a hidden state that is the rows.
+
+    The heads' widths and the query's rank are free: nothing that is cached depends on them.
+    """
+    kv, yarn, rope = model.kv, _yarn(model), model.kv.rope
+    if yarn is None or rope is None:  # a class that rotates needs one all the same
+        yarn, rope = _rotating()
     return dict(
-        hidden_size=model.kv.width,
+        hidden_size=kv.width,
         num_attention_heads=1,
         num_key_value_heads=1,
-        q_lora_rank=model.kv.key_width,
-        kv_lora_rank=model.kv.norm.width,
-        qk_nope_head_dim=model.qk_nope_head_dim.value,
-        qk_rope_head_dim=model.kv.key_width,
-        v_head_dim=model.v_head_dim.value,
+        q_lora_rank=kv.key_width,
+        kv_lora_rank=kv.norm.width,
+        qk_nope_head_dim=kv.key_width,
+        qk_rope_head_dim=kv.key_width,
+        v_head_dim=kv.key_width,
         num_hidden_layers=1,
         layer_types=["full_attention"],
         max_position_embeddings=rope.max_positions,
@@ -231,9 +245,16 @@ def _sizes(model: Model) -> dict[str, Any]:
     )
 
 
-def _rotating(model: Model) -> Model:
+def _yarn(model: Model | Subject) -> Yarn | None:
+    if isinstance(model, Subject):
+        return model.yarn
+    return None if model.rotation is None else model.rotation.yarn
+
+
+def _rotating() -> tuple[Yarn, RopeContract]:
+    """The first model's rotation that has one."""
     every = (models.get(name) for name in models.names())
-    return next(one for one in every if one.rotation and one.kv.width == model.kv.width)
+    return next((one.rotation.yarn, one.kv.rope) for one in every if one.rotation and one.kv.rope)
 
 
 def _latentkv() -> Iterator[KnownPath]:
@@ -242,7 +263,7 @@ def _latentkv() -> Iterator[KnownPath]:
         yield KnownPath(f"latentkv, {name}", _forced(name), ours=True)
 
 
-def _defined(model: Model) -> PathImplementation:
+def _defined(model: Model | Subject) -> PathImplementation:
     contract = model.kv
     table = None if contract.rope is None else rotary_table(contract.rope)
     compress, write = partial(defined, table=table), partial(write_defined, table=table)
@@ -262,7 +283,7 @@ def _forced(instruction_set: str) -> Build:
 
 
 def _writing(
-    name: str, compress: Callable[..., Any], write: Callable[..., Any], model: Model
+    name: str, compress: Callable[..., Any], write: Callable[..., Any], model: Model | Subject
 ) -> PathImplementation:
     """One of ours, in the form that is also asked to write."""
 

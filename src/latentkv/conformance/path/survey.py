@@ -8,18 +8,30 @@ from contextlib import contextmanager
 
 import torch
 
-from ...models import Model
+from ...models import Configured, Model
 from ..implementation import ImplementationError, load_object, parameters
 from ..known import Skipped
 from ..observe import Observation
 from ..survey import Origin, Result, Survey
 from .identify import judge_path
 from .implementation import PathImplementation
-from .known import KnownPath, found
+from .known import KnownPath, Subject, found
 from .observe import observe_norm, observe_path
 
 
-def survey_found(chosen: Sequence[Model], say: Callable[[str], None]) -> Survey:
+def subject(name: str, model: Model | Configured) -> Model | Subject:
+    """What a path is held against, under this name.
+
+    Raises ValueError where the configuration gives no key-value path.
+    """
+    if isinstance(model, Model):
+        return model
+    if model.kv is None:
+        raise ValueError(f"{name}: {' '.join(model.unknown)}")
+    return Subject(name, model.kv, model.yarn)
+
+
+def survey_found(chosen: Sequence[Model | Subject], say: Callable[[str], None]) -> Survey:
     """Everything found here, against these models; ``say`` hears what is next."""
     survey = Survey()
     with warnings.catch_warnings(), _one_thread():
@@ -37,7 +49,7 @@ def survey_found(chosen: Sequence[Model], say: Callable[[str], None]) -> Survey:
 
 
 def survey_given(
-    specs: Sequence[str], chosen: Sequence[Model], say: Callable[[str], None]
+    specs: Sequence[str], chosen: Sequence[Model | Subject], say: Callable[[str], None]
 ) -> Survey:
     """The user's paths, by ``MODULE:NAME``. Raises ImplementationError."""
     survey = Survey()
@@ -70,12 +82,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _loaded(spec: str) -> Callable[[Model], PathImplementation]:
+def _loaded(spec: str) -> Callable[[Model | Subject], PathImplementation]:
     implementation = PathImplementation(spec, load_object(spec))
     return lambda _: implementation
 
 
-def _results(entry: KnownPath, chosen: Sequence[Model], origin: Origin) -> Iterator[Result]:
+def _results(
+    entry: KnownPath, chosen: Sequence[Model | Subject], origin: Origin
+) -> Iterator[Result]:
     """One observation of the norm, the slowest part, serves all models whose norms are alike."""
     norms: dict[tuple[int, float, str], Observation] = {}
     for model in chosen:

@@ -1,0 +1,87 @@
+"""``latentkv count``: parameters, exactly, and whether the checkpoint agrees. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from . import models
+from .command import JsonOption, bar, fail, print_json
+
+
+def count(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A model's name ("
+            + ", ".join(models.names())
+            + "), a folder, a .safetensors file, an index file or config.json alone, or a "
+            "repository of the Hugging Face hub (owner/name).",
+            metavar="MODEL|PATH|REPO",
+            show_default=False,
+        ),
+    ],
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            "--depth", min=0, metavar="N", help="Levels of the tree (3).", show_default=False
+        ),
+    ] = None,
+    wanted: Annotated[
+        str,
+        typer.Option(
+            "--filter",
+            metavar="TEXT",
+            help="Only components with TEXT in their title or name, at any level.",
+            show_default=False,
+        ),
+    ] = "",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Compare the checkpoint with this model instead of its config.json's.",
+            show_default=False,
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="REV",
+            help="A branch, tag or commit of the repository.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Count a model's parameters, component by component, and say whether the checkpoint agrees.
+
+    A name gives what is derived from the model's sizes. A path or a repository is held against it:
+    only headers are read, never weights; packed codes count as what they stand for, scales as
+    nothing. An index file alone has names and a total size, and no shapes.
+
+    \b
+    Exit codes
+      0  counted; the checkpoint, if one was read, agrees
+      1  the checkpoint differs
+      2  misuse, or something that can't be read: there is never a count of a part
+    """
+    from .counting import count as counted
+
+    try:
+        with bar() as progress:
+            result = counted(what, model=model, revision=revision, progress=progress)
+    except ValueError as error:  # each of those that `counting.count` names is one
+        fail(str(error))
+    if as_json:
+        print_json(asdict(result))
+    else:
+        from .terminal_count import print_count
+
+        print_count(result, depth, wanted)
+    if result.report is not None and not result.report.matches:
+        raise typer.Exit(1)

@@ -1,0 +1,57 @@
+"""What all commands share: misuse, JSON, and saying what is going on. No torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
+
+
+def fail(message: str) -> NoReturn:
+    """Misuse: the message on standard error, exit code 2."""
+    print(f"latentkv: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def print_json(value: Any) -> None:
+    """Readable where the stream carries Unicode, escaped where it doesn't."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not unicode))
+
+
+@contextmanager
+def status(first: str) -> Iterator[Callable[[str], None]]:
+    """What is going on, on a terminal's standard error; elsewhere, nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(first) as shown:
+        yield lambda name: shown.update(name)
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[int, int, str], None]]:
+    """How many files are read, of how many, on a terminal's standard error; elsewhere, nothing."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("headers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[file]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=None, file="")
+        yield lambda done, total, file: shown.update(task, completed=done, total=total, file=file)

@@ -1,0 +1,208 @@
+"""The rotation of a configuration's shared key, and the softmax's scale. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..contracts import KVContract, NormContract, RopeContract
+from .config_keys import Keys
+from .families import Family, cited
+from .spec import Model
+from .yarn import Yarn, softmax_scale
+
+# What DeepSeek's modeling files, and transformers, take where a key is missing.
+_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
+_PLAIN = ("", "default")
+
+
+@dataclass(frozen=True)
+class Path:
+    """The path's contract and the softmax's scale, or why they aren't there."""
+
+    kv: KVContract | None
+    yarn: Yarn | None
+    scale: float | None
+    unknown: tuple[str, ...] = ()
+
+
+def key_value_path(family: Family, keys: Keys, norm: NormContract, key: int, head: int) -> Path:
+    """The key-value path around a latent norm.
+
+    Arguments:
+        key, head: features of the shared key, and of a query's head.
+
+    Raises ConfigError where keys contradict each other or have values that no rotation has.
+    """
+    follows = family.follows
+    if not family.model_type:
+        return _own(family, keys, norm, head)
+    if follows.kv.rope is None:
+        if family.model_type == "kimi_linear" and not keys.flag("mla_use_nope", True):
+            why = f"{keys.place('mla_use_nope')} is false, and code that rotates was not read"
+            return Path(None, None, None, (f"key-value path: {why}.",))
+        return Path(replace(follows.kv, norm=norm, key_width=key), None, softmax_scale(head, None))
+    ropes = _ropes(keys)
+    rope, theta = (ropes[0] if ropes else None), _theta(keys, ropes)
+    kind = _kind(keys, rope)
+    if kind in _PLAIN:
+        why = (
+            family.no_kv
+            or "the key turns by plain RoPE without YaRN, which no contract here is made for"
+        )
+        return Path(None, None, softmax_scale(head, None), (f"key-value path: {why}.",))
+    if rope is None or kind != "yarn":
+        why = family.no_kv or "no contract here describes such frequencies"
+        unknown = (f"key-value path: the rotation is of type {kind}; {why}.",)
+        if rope is not None and rope.has("mscale_all_dim"):
+            why = f"{rope.place('mscale_all_dim')} stands beside the rotation type {kind}"
+            return Path(None, None, None, (*unknown, f"softmax scale: {why}."))
+        return Path(None, None, softmax_scale(head, None), unknown)
+    yarn = _yarn(keys, rope, theta)
+    scale = softmax_scale(head, yarn)
+    contract, why = _contract(follows, keys, rope, yarn, key)
+    if why or family.no_kv:
+        return Path(None, None, scale, (f"key-value path: {family.no_kv or why}.",))
+    return _with_quant(follows, norm, key, contract, yarn, scale)
+
+
+def _with_quant(
+    follows: Model,
+    norm: NormContract,
+    key: int,
+    rope: RopeContract | None,
+    yarn: Yarn | None,
+    scale: float,
+) -> Path:
+    try:
+        return Path(KVContract(norm, key, rope, follows.kv.quant), yarn, scale)
+    except ValueError as error:
+        return Path(None, None, scale, (f"key-value path: {error}.",))
+
+
+def _own(family: Family, keys: Keys, norm: NormContract, head: int) -> Path:
+    """DeepSeek's own configuration, whose rotation stands in model.py."""
+    if family.no_kv:
+        unknown = (f"key-value path: {family.no_kv}.", f"softmax scale: {family.no_kv}.")
+        return Path(None, None, None, unknown)
+    model = family.follows
+    rotation, rope = model.rotation, model.kv.rope
+    assert rotation is not None and rope is not None
+    yarn = rotation.yarn
+    positions = keys.size_or("max_position_embeddings", None)
+    if positions is None:
+        positions = model.max_positions.value
+        keys.note("max_position_embeddings", positions, cited(model.max_positions.place))
+    for name in ("theta", "factor", "original", "beta_fast", "beta_slow", "mscale"):
+        fact = getattr(rotation, name)
+        keys.note(f"rope {name}", fact.value, f"default, {cited(fact.place)}")
+    if positions <= yarn.original:
+        why = (
+            f"max_seq_len {positions:,} is not above {yarn.original:,}, so model.py leaves YaRN out"
+        )
+        return Path(None, None, softmax_scale(head, None), (f"key-value path: {why}.",))
+    key = keys.size("qk_rope_head_dim")
+    contract, why = _built(rope, yarn, key, positions)
+    if why:
+        return Path(None, None, softmax_scale(head, yarn), (f"key-value path: {why}.",))
+    return _with_quant(model, norm, key, contract, yarn, softmax_scale(head, yarn))
+
+
+def _ropes(keys: Keys) -> list[Keys]:
+    """rope_scaling, rope_parameters, which holds the base too, or both, where they agree."""
+    found = [one for one in (keys.inside("rope_scaling"), keys.inside("rope_parameters")) if one]
+    if len(found) == 2:
+        for name in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+            one, other = (each.number_or(name, None, zero=True) for each in found)
+            if None not in (one, other) and one != other:
+                keys.fail(
+                    f"{found[0].place(name)} is {one:g} and {found[1].place(name)} is {other:g}: "
+                    "they must be equal, or one of them be removed"
+                )
+    return found
+
+
+def _kind(keys: Keys, rope: Keys | None) -> str:
+    if rope is None:
+        return ""
+    named = {name: rope.word(name) for name in ("type", "rope_type") if rope.has(name)}
+    if len(set(named.values())) > 1:
+        keys.fail(f"{rope.place('type')} and {rope.place('rope_type')} differ")
+    return next(iter(named.values()), "")
+
+
+def _theta(keys: Keys, ropes: list[Keys]) -> float:
+    given = {
+        one.place("rope_theta"): value
+        for one in (keys, *ropes)
+        if (value := one.number_or("rope_theta", None)) is not None
+    }
+    if len(set(given.values())) > 1:
+        told = " and ".join(f"{place} is {value:g}" for place, value in given.items())
+        keys.fail(f"{told}: they must be equal, or one of them be removed")
+    theta = next(iter(given.values()), 10000.0)
+    if not given:
+        keys.note("rope_theta", theta, "the default of DeepSeek's and transformers' classes")
+    if not theta > 1:
+        keys.fail(f"{keys.place('rope_theta')} is {theta:g}; a base above 1 is expected")
+    return theta
+
+
+def _yarn(keys: Keys, rope: Keys, theta: float) -> Yarn:
+    def given(name: str, default: float, zero: bool = False) -> float:
+        value = rope.number_or(name, None, zero=zero)
+        if value is None:
+            rope.note(name, value := default, "the default of DeepSeek's modeling files")
+        return value
+
+    factor = rope.number("factor")
+    if factor < 1:
+        keys.fail(f"{rope.place('factor')} is {factor:g}; a factor of at least 1 is expected")
+    return Yarn(
+        theta=theta,
+        factor=factor,
+        original=rope.size("original_max_position_embeddings"),
+        beta_fast=given("beta_fast", _BETAS["beta_fast"]),
+        beta_slow=given("beta_slow", _BETAS["beta_slow"]),
+        mscale=given("mscale", 1.0, zero=True),
+        mscale_all_dim=given("mscale_all_dim", 0.0, zero=True),
+    )
+
+
+def _contract(
+    follows: Model, keys: Keys, rope: Keys, yarn: Yarn, key: int
+) -> tuple[RopeContract | None, str]:
+    template = follows.kv.rope
+    assert template is not None
+    if yarn.rotary_scale != 1:
+        return None, (
+            f"mscale is {yarn.mscale:g} and mscale_all_dim {yarn.mscale_all_dim:g}, so that cos "
+            "and sin are scaled, which no RopeContract describes"
+        )
+    if (rope.number_or("attention_factor", 1.0, zero=True)) != 1:
+        return None, "attention_factor scales cos and sin, which no RopeContract describes"
+    if not rope.flag("truncate", True):
+        return None, "truncate is false: the ramp begins between pairs, in no RopeContract"
+    if not keys.flag("rope_interleave", True):
+        return None, (
+            "rope_interleave is false: features i and i + width / 2 turn with each other, where a "
+            "RopeContract turns 2i and 2i + 1"
+        )
+    return _built(template, yarn, key, keys.size("max_position_embeddings", most=1 << 40))
+
+
+def _built(
+    template: RopeContract, yarn: Yarn, key: int, positions: int
+) -> tuple[RopeContract | None, str]:
+    try:
+        low, high = yarn.ramp(key)
+        return replace(
+            template,
+            width=key,
+            theta=yarn.theta,
+            factor=yarn.factor,
+            low=low,
+            high=high,
+            max_positions=positions,
+        ), ""
+    except (ValueError, OverflowError) as error:
+        return None, str(error)

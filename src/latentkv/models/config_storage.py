@@ -1,0 +1,116 @@
+"""From a configuration's quantization_config to how its checkpoint stores weights. No torch."""
+
+from __future__ import annotations
+
+import re
+
+from .architecture import Storage
+from .config_keys import Keys
+
+_DTYPES = ("bfloat16", "float16", "float32")
+_METHODS = ("fp8", "compressed-tensors")
+_FORMATS = ("mxfp4-pack-quantized", "pack-quantized")
+
+
+def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[str, ...]]:
+    """How the weights are stored, and what is not known of it.
+
+    Arguments:
+        keys: of the language model.
+        experts_only: whether a checkpoint of this model is known to pack its routed experts alone,
+            whatever its list says.
+
+    Returns None for what a `Storage` can't describe.
+
+    Raises ConfigError for a method that is none of those known.
+    """
+    dtype = keys.word("dtype").removeprefix("torch.") or None
+    unknown: tuple[str, ...] = ()
+    if dtype is None:
+        dtype = "bfloat16"
+        unknown = ("dtype: the configuration has none; bfloat16 is taken.",)
+    elif dtype not in _DTYPES:
+        keys.fail(f"{keys.place('dtype')} is {dtype!r}; {', '.join(_DTYPES)} are known")
+    quantised = keys.inside("quantization_config")
+    if quantised is None:
+        return Storage(dtype=dtype), unknown
+    method = quantised.word("quant_method", allowed=_METHODS)
+    if not method:
+        keys.fail(
+            f"{quantised.place('quant_method')} is missing; {' and '.join(_METHODS)} are known"
+        )
+    read = _fp8 if method == "fp8" else _packed
+    found, why = read(quantised, dtype, experts_only)
+    return found, unknown + ((f"storage: {why}.",) if why else ())
+
+
+def own_storage(keys: Keys) -> Storage:
+    """That of DeepSeek's own configuration, whose dtype says it."""
+    if keys.word("dtype", "bf16", allowed=("bf16", "fp8")) == "fp8":
+        return Storage(format="fp8_block")
+    return Storage()
+
+
+def _fp8(quantised: Keys, dtype: str, _: bool) -> tuple[Storage | None, str]:
+    block = quantised.sizes("weight_block_size")
+    if block is None:
+        return None, "fp8 weights without weight_block_size, one scale a tensor"
+    if len(block) != 2:
+        quantised.fail(f"{quantised.place('weight_block_size')} must be rows and columns of a tile")
+    quantised.word("fmt", "e4m3", allowed=("e4m3", "float8_e4m3fn"))
+    ignored = quantised.words("modules_to_not_convert") or ()
+    return Storage(dtype, "fp8_block", (block[0], block[1]), ignored=ignored), ""
+
+
+def _packed(quantised: Keys, dtype: str, experts_only: bool) -> tuple[Storage | None, str]:
+    groups = quantised.inside("config_groups")
+    names = groups.names() if groups else ()
+    if groups is None or not names:
+        quantised.fail(f"{quantised.place('config_groups')} must hold at least one group")
+    layouts = set()
+    for name in names:
+        group = groups.inside(name)
+        weights = group.inside("weights") if group else None
+        if group is None or weights is None:
+            groups.fail(f"{groups.place(name)} must be an object with weights")
+        if (group.words("targets") or ()) != ("Linear",):
+            return None, f"{groups.place(name)} is for other targets than Linear"
+        if not weights.flag("symmetric", True):
+            return None, f"{weights.place('symmetric')} is false, which adds zero points"
+        if weights.has("actorder"):
+            return None, f"{weights.place('actorder')} is set, which adds the order of the columns"
+        layouts.add(
+            (
+                group.word("format") or quantised.word("format"),
+                weights.size("num_bits", most=32),
+                weights.size_or("group_size", 0, least=-1),
+            )
+        )
+    if len(layouts) > 1:
+        return (
+            None,
+            "config_groups of different bits, group sizes or formats: no Storage has two",
+        )
+    (format_, bits, size), ignored = layouts.pop(), _ignored(quantised)
+    if format_ not in _FORMATS or size < 1 or (bits != 4 and format_ == _FORMATS[0]) or 32 % bits:
+        return None, (
+            f"weights of {bits} bits in groups of {size}, format {format_ or 'unnamed'}, which no "
+            "Storage describes"
+        )
+    if format_ == _FORMATS[0]:
+        if experts_only:
+            return Storage(dtype, "mxfp4", group=size, quantised="experts"), ""
+        return Storage(dtype, "mxfp4", group=size, ignored=ignored), ""
+    return Storage(dtype, "int", group=size, bits=bits, ignored=ignored), ""
+
+
+def _ignored(quantised: Keys) -> tuple[str, ...]:
+    ignored = quantised.words("ignore") or ()
+    for one in ignored:
+        try:
+            re.compile(one[3:] if one.startswith("re:") else "")
+        except (re.error, RecursionError, OverflowError) as error:
+            quantised.fail(
+                f"{quantised.place('ignore')} holds {one!r}, no regular expression: {error}"
+            )
+    return ignored

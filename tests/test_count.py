@@ -1,0 +1,276 @@
+"""``latentkv count``: what it prints, what it exits with, and that it never counts a part."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from checkpoints import TINY, derived, write
+from helpers import NO_SHARED, SHARED
+from hub_server import Fault, serving
+from typer.testing import CliRunner
+
+from latentkv import accounting, models
+from latentkv.cli import app
+
+INDEX = SHARED / "data" / "kimi-k3" / "model.safetensors.index.json.gz"
+CONFIG = {
+    "model_type": "deepseek_v3",
+    "vocab_size": TINY.vocabulary,
+    "hidden_size": TINY.hidden,
+    "num_hidden_layers": TINY.layers,
+    "first_k_dense_replace": 1,
+    "intermediate_size": TINY.dense_width,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "num_attention_heads": 2,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "num_nextn_predict_layers": 1,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "rope_theta": 10000.0,
+    "topk_method": "noaux_tc",
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+}
+KV = "model.layers.1.self_attn.kv_a_layernorm.weight"
+TOTAL = accounting.tree(TINY).root.total
+
+
+def run(*arguments: object, columns: int = 100):
+    return CliRunner().invoke(app, ["count", *map(str, arguments)], env={"COLUMNS": str(columns)})
+
+
+def counted(*arguments: object, code: int = 0):
+    result = run("--json", *arguments)
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "tiny", derived(TINY), shards=2, config=CONFIG)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_name_gives_the_tree_the_totals_and_the_verdict(name):
+    result = run(name)
+    assert result.exit_code == 0
+    tree = accounting.tree(models.get(name))
+    lines = result.stdout.splitlines()
+    for node in (tree.root, *tree.root.children):
+        (line,) = (
+            one
+            for one in lines
+            if one.startswith(("  " * (node is not tree.root)) + node.title + " ")
+        )
+        assert f"{node.total:,}" in line and f"{node.per_instance:,}" in line
+    for total in tree.totals:
+        assert any(f"{total.parameters:,}" in one for one in lines)
+    told = " ".join(result.stdout.split())
+    matches = models.get(name).published is not None
+    assert ("the model total matches the checkpoint's tensors" in told) == matches
+    assert ("checkpoint tensors have not been independently counted" in told) == (not matches)
+
+
+def test_a_name_is_counted_without_torch_and_without_the_hubs_client():
+    script = (
+        "import sys; from latentkv.cli import main; sys.argv = ['latentkv', 'count', 'kimi-k2']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'numpy', 'huggingface_hub', 'safetensors'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_json_has_every_node_and_every_size_with_its_origin():
+    told = counted("kimi-k3")
+    assert (told["model"], told["report"], told["found"]) == ("Kimi K3", None, None)
+
+    def nodes(node):
+        return 1 + sum(map(nodes, node["children"]))
+
+    assert nodes(told["tree"]["root"]) == len(
+        list(accounting.tree(models.get("kimi-k3")).root.walk())
+    )
+    sizes = {size["name"]: size for size in told["sizes"]}
+    assert sizes["routed experts"]["value"] == 896
+    assert sizes["kv_lora_rank"]["origin"].endswith("reference/config.json@20a4fb101ce8 59")
+
+
+@pytest.mark.parametrize("columns", [30, 60, 84, 100, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_every_width_and_encoding_is_printed(columns, encoding):
+    result = subprocess.run(
+        [sys.executable, "-m", "latentkv", "count", "deepseek-v3.2-exp", "--filter", "norm"],
+        env={**os.environ, "COLUMNS": str(columns), "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=True,
+    )
+    lines = result.stdout.decode(encoding).splitlines()
+    assert max(map(len, lines)) <= max(columns, 30)
+    assert "".join(lines).count("685,355,329,792") >= 2 or columns < 60
+
+
+def test_depth_and_filter_choose_what_is_shown():
+    assert "Embedding" not in run("kimi-k2", "--depth", 0).stdout
+    assert "MoE blocks" not in run("kimi-k2", "--depth", 1).stdout
+    assert "Query up-projection" in run("kimi-k2", "--depth", 9).stdout
+    filtered = run("kimi-k2", "--filter", "LATENT rmsnorm").stdout
+    assert "Key–value latent RMSNorm" in filtered and "Query latent RMSNorm" in filtered
+    assert "Embedding" not in filtered and "Dense feed-forward" not in filtered
+    assert "30,720" in filtered  # 512 in each of the 60 MoE blocks, as the page counts them
+    by_name = run("kimi-k2", "--filter", "kv_a_layernorm").stdout
+    assert "Key–value latent RMSNorm" in by_name and "Query latent" not in by_name
+    assert "nothing" in run("kimi-k2", "--filter", "no such thing").stdout
+
+
+def test_a_folder_that_agrees(folder):
+    result = run(folder)
+    assert result.exit_code == 0, result.output
+    assert "the model total matches the checkpoint's tensors." in " ".join(result.stdout.split())
+    told = counted(folder)
+    assert told["report"]["matches"] and told["found"]["parameters"] == TOTAL
+    assert told["tree"]["root"]["total"] == TOTAL
+    assert told["model"] == "tiny"
+
+
+def test_a_folder_that_does_not_agree_says_where_and_exits_with_1(tmp_path):
+    held = derived(TINY)
+    del held[KV]
+    for expert in range(4):
+        del held[f"model.layers.2.mlp.experts.{expert}.up_proj.weight"]
+    result = run(write(tmp_path / "tiny", held, config=CONFIG))
+    assert result.exit_code == 1
+    assert KV in result.stdout
+    assert "model.layers.N.mlp.experts.N.up_proj.weight × 4" in result.stdout
+    assert "5 missing" in " ".join(result.stdout.split())
+
+
+def test_a_long_list_is_cut_and_says_so(tmp_path):
+    held = derived(TINY) | {f"extra.{'x' * n}.weight": derived(TINY)[KV] for n in range(1, 20)}
+    result = run(write(tmp_path / "tiny", held, config=CONFIG))
+    assert "and 11 more (--json lists all)" in result.stdout
+    told = counted(tmp_path / "tiny", code=1)
+    assert len(told["report"]["extra"]) == 19
+
+
+def test_an_index_alone(folder):
+    told = counted(folder / "model.safetensors.index.json")
+    assert told["report"]["matches"] and told["found"]["parameters"] is None
+
+
+def test_a_config_alone_is_derived(folder):
+    told = counted(folder / "config.json")
+    assert told["tree"]["root"]["total"] == TOTAL
+    assert told["report"] is None
+    assert told["verdict"].endswith("have not been independently counted.")
+
+
+def test_a_checkpoint_without_a_config_is_recognised_by_its_names_or_refused(folder):
+    (folder / "config.json").unlink()
+    result = run(folder)
+    assert result.exit_code == 2
+    assert "config.json" in result.stderr and "--model" in result.stderr
+    result = run(folder, "--model", "kimi-k2")
+    assert result.exit_code == 1
+    assert "does not match" in result.stdout
+
+
+@pytest.mark.skipif(not INDEX.exists(), reason=NO_SHARED)
+@pytest.mark.parametrize("beside", [True, False])
+def test_kimi_k3s_published_index(tmp_path, beside):
+    index = INDEX
+    if not beside:  # without its config.json: known by its names
+        index = tmp_path / INDEX.name
+        index.write_bytes(INDEX.read_bytes())
+    told = counted(index)
+    assert told["found"] == {"tensors": 497220, "parameters": None, "bytes": 1560860324864}
+    assert told["report"]["matches"] and told["model"].lower().endswith("k3")
+
+
+def test_a_config_whose_sizes_are_not_all_known_gives_what_the_headers_say(tmp_path):
+    quantised = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            f"group_{bits}": {"targets": [target], "weights": {"num_bits": bits, "group_size": 32}}
+            for target, bits in (("Linear", 4), ("Embedding", 2))
+        },
+    }
+    config = CONFIG | {"quantization_config": quantised}
+    told = counted(write(tmp_path / "tiny", derived(TINY), config=config))
+    assert told["tree"] is None and told["report"] is None
+    assert told["found"]["parameters"] == TOTAL
+    assert told["verdict"].startswith(
+        "Counted from the checkpoint's own tensors; nothing is derived"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["kimi-k4"], ["unknown model", "kimi-k3", "owner/name"]),
+        (["./no/such/folder"], ["no file or folder"]),
+        (["kimi-k2", "--model", "kimi-k3"], ["is a model's name", "moonshotai/Kimi-K2-Instruct"]),
+        (["kimi-k2", "--revision", "main"], ["is a model's name"]),
+        (["{folder}", "--revision", "main"], ["revision"]),
+        (["{folder}", "--model", "kimi-k4"], ["unknown model"]),
+        (["{folder}/nothing"], ["no file or folder"]),
+    ],
+)
+def test_misuse_is_refused_with_what_to_do(folder, arguments, words):
+    result = run(*(one.replace("{folder}", str(folder)) for one in arguments))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    for word in words:
+        assert word in result.stderr
+
+
+def test_a_model_without_a_contract_is_refused_by_name(tmp_path):
+    config = CONFIG | {"model_type": "longcat_flash"}
+    result = run(write(tmp_path / "tiny", derived(TINY), config=config))
+    assert result.exit_code == 2
+    assert "longcat_flash" in result.stderr and result.stdout == ""
+
+
+def test_a_broken_folder_is_never_counted(folder):
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    result = run(folder)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert shard.name in result.stderr and "truncated" in result.stderr
+
+
+def test_a_repository_is_read_from_the_hub(tmp_path):
+    with serving(tmp_path) as hub:
+        write(hub.folder, derived(TINY), shards=2, config=CONFIG)
+        result = subprocess.run(
+            [sys.executable, "-m", "latentkv", "count", hub.repository, "--json"],
+            env={**os.environ, "HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == 0, result.stderr
+        told = json.loads(result.stdout)
+        assert told["report"]["matches"] and told["report"]["revision"] == hub.commit
+        assert (told["model"], told["found"]["parameters"]) == ("name", TOTAL)
+        hub.faults.append(Fault(on="/api/", status=429, headers={"Retry-After": "86400"}))
+        refused = subprocess.run(
+            [sys.executable, "-m", "latentkv", "count", hub.repository],
+            env={**os.environ, "HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+        )
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "429" in refused.stderr
