@@ -13,7 +13,7 @@ from latentkv import models
 
 KEYS = (
     "model title path call learned summary module formula eps order input output arithmetic "
-    "parameters verdict compression code sources files"
+    "parameters verdict compression code sources files component accounting"
 ).split()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .contracts import NormContract
-from .describe import Config, Page, Tensor, page, scientific
+from .describe import Config, NormPage, Tensor, page, scientific
 from .models.spec import Model
 
 
@@ -104,13 +104,13 @@ def _quantisation(model: Model) -> str:
     return "none" if quant is None else f"e4m3, {quant.rule}, groups of {quant.group}"
 
 
-def _step_place(shown: Page, name: str) -> str:
+def _step_place(shown: NormPage, name: str) -> str:
     return " ".join(
         f"{step.file} {step.lines}" for step in shown.compression.steps if step.name == name
     )
 
 
-def _frequency_place(shown: Page) -> str:
+def _frequency_place(shown: NormPage) -> str:
     """The lines of theta and factor, which one file has."""
     if shown.compression.rotation is None:
         return ""
@@ -119,7 +119,7 @@ def _frequency_place(shown: Page) -> str:
     return f"{theta.file} {theta.lines}, {factor.lines}"
 
 
-_FIELDS: dict[str, Callable[[Model, Page], Cell]] = {
+_FIELDS: dict[str, Callable[[Model, NormPage], Cell]] = {
     "component": lambda m, p: Cell(p.title),
     "path": lambda m, p: Cell(" › ".join(p.path)),
     "call": lambda m, p: Cell(p.call.expression, f"{p.call.file} {p.call.line}"),
@@ -164,8 +164,8 @@ _FIELDS: dict[str, Callable[[Model, Page], Cell]] = {
 }
 
 
-def _orders(pages: Sequence[Page]) -> str:
-    by_order: dict[str, list[Page]] = {}
+def _orders(pages: Sequence[NormPage]) -> str:
+    by_order: dict[str, list[NormPage]] = {}
     for one in pages:
         by_order.setdefault(one.order, []).append(one)
     if len(by_order) < 2:
@@ -183,7 +183,7 @@ def _orders(pages: Sequence[Page]) -> str:
     )
 
 
-def _promotions(pages: Sequence[Page]) -> str:
+def _promotions(pages: Sequence[NormPage]) -> str:
     promoting = [one.model for one in pages if one.order == "cast_then_gain"]
     if len(promoting) in (0, len(pages)):
         return ""
@@ -193,7 +193,7 @@ def _promotions(pages: Sequence[Page]) -> str:
     )
 
 
-def _configs(pages: Sequence[Page]) -> str:
+def _configs(pages: Sequence[NormPage]) -> str:
     # Share of bf16 outputs that change from 1e-6 to 1e-5: 7.4% at an rms of 0.1 and all of them
     # at 0.01, on the rows above.
     return " ".join(
@@ -262,7 +262,7 @@ def _quantised(models: Sequence[Model]) -> str:
     )
 
 
-def _caches(pages: Sequence[Page], models: Sequence[Model]) -> str:
+def _caches(pages: Sequence[NormPage], models: Sequence[Model]) -> str:
     told = []
     for one, model in zip(pages, models, strict=True):
         record, some, every = one.compression.records[0], model.mla_layers.value, model.layers.value

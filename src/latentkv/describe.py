@@ -134,23 +134,37 @@ class CitedFile:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A line of the exact accounting of one instance."""
+
+    component: str
+    calculation: str
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Page:
+    """A component of the key-value path.
+
+    ``component`` is the name by which `page` and the command line know it. ``accounting`` are the
+    lines that add up to one instance's parameters, and with ``parameters`` and ``verdict`` they
+    are there where something is learned: else they are empty, None and "".
+    """
+
     model: str
+    component: str
     title: str
     path: tuple[str, ...]
     call: Call
     learned: bool
     summary: str
-    module: Module
     formula: str
-    eps: Eps
-    order: str
     input: Tensor
     output: Tensor
     arithmetic: Arithmetic
-    parameters: Parameters
+    accounting: tuple[Row, ...]
+    parameters: Parameters | None
     verdict: str
-    compression: Compression
     code: Code
     sources: tuple[Card, ...]
     files: tuple[CitedFile, ...]
@@ -158,16 +172,35 @@ class Page:
     def as_json(self) -> dict[str, Any]:
         """Dictionaries, lists, strings, numbers, booleans and None; tuples become lists."""
         result = plain(self)
-        assert isinstance(result, dict)
-        return result
+        return {name: result[name] for name in _KEYS if name in result}
 
 
-def page(model: Model) -> Page:
+@dataclass(frozen=True)
+class NormPage(Page):
+    """The key-value latent norm, with the compression around it."""
+
+    parameters: Parameters
+    module: Module
+    eps: Eps
+    order: str
+    compression: Compression
+
+
+# The order in which JSON has them.
+_KEYS = (
+    "model title path call learned summary module formula eps order input output arithmetic "
+    "parameters verdict compression code sources files component accounting"
+).split()
+
+
+def page(model: Model) -> NormPage:
     """The page of a model's key-value latent norm, with the compression around it."""
     norm, contract = model.kv_latent_norm, model.norms.kv_latent
     names = cited(model)
-    return Page(
+    counted = parameters(model, (contract.width,))
+    return NormPage(
         model=model.display,
+        component="norm",
         title=norm.title,
         path=(
             f"{model.layers.value} {norm.container}",
@@ -199,7 +232,8 @@ def page(model: Model) -> Page:
             names[norm.arithmetic.file],
             norm.arithmetic.label,
         ),
-        parameters=parameters(model, (contract.width,)),
+        accounting=(Row("Learned gain", counted.calculation.per_instance, counted.per_instance),),
+        parameters=counted,
         verdict=(matched if norm.tensors_match else unchecked)("feature width"),
         compression=compression(model),
         code=Code(

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .compare import Comparison, Row, cite, config_place, shape
-from .describe import Card, CitedFile, Config, Page, scientific
+from .describe import Card, CitedFile, Config, NormPage, scientific
 from .screen import PAGE_WIDTH, Screen, Wrapped
 from .terminal_compression import compression_section
 
@@ -26,7 +26,7 @@ _SYMBOLS = {r"c^{KV}": "cᴷⱽ", r"\hat c^{KV}": "ĉᴷⱽ", r"\gamma_{KV}": "�
 class Pages(Screen):
     """Prints pages, and models side by side."""
 
-    def page(self, page: Page) -> None:
+    def page(self, page: NormPage) -> None:
         width = min(self.console.width, PAGE_WIDTH)
         parts = (
             *self._head(page),
@@ -39,7 +39,7 @@ class Pages(Screen):
         )
         self.write([(part, width) for part in parts])
 
-    def comparison(self, comparison: Comparison, pages: Sequence[Page]) -> None:
+    def comparison(self, comparison: Comparison, pages: Sequence[NormPage]) -> None:
         width = min(self.console.width, _TABLE_WIDTH)
         words = min(width, PAGE_WIDTH)
         parts: list[tuple[RenderableType, int]] = []
@@ -54,7 +54,7 @@ class Pages(Screen):
         hint = self.text("latentkv show MODEL: one model, in full, with the files cited", "dim")
         self.write([*parts, ("", words), (hint, words)])
 
-    def _head(self, page: Page) -> list[RenderableType]:
+    def _head(self, page: NormPage) -> list[RenderableType]:
         learned = self.text("learned  " if page.learned else "", "green")
         call = self.text(page.call.expression, "bold cyan")
         place = self.text(f"  {page.call.file} {page.call.line}", "dim")
@@ -70,7 +70,7 @@ class Pages(Screen):
             "",
         ]
 
-    def _formula(self, page: Page) -> RenderableType:
+    def _formula(self, page: NormPage) -> RenderableType:
         return self.norm_formula(self._symbol(page.module.gain.symbol), page.eps.value)
 
     def norm_formula(self, gain: str, eps: float) -> RenderableType:
@@ -96,7 +96,7 @@ class Pages(Screen):
         ]
         return Padding(self.text("\n".join(lines), "bold"), (0, 0, 0, 2))
 
-    def _arithmetic(self, page: Page) -> list[RenderableType]:
+    def _arithmetic(self, page: NormPage) -> list[RenderableType]:
         eps, arithmetic, gain = page.eps, page.arithmetic, page.module.gain
         return [
             self.fields(
@@ -117,7 +117,7 @@ class Pages(Screen):
             "",
         ]
 
-    def _parameters(self, page: Page) -> list[RenderableType]:
+    def _parameters(self, page: NormPage) -> list[RenderableType]:
         numbers = page.parameters
         counts, products = numbers.counts, numbers.calculation
         return [
@@ -135,7 +135,7 @@ class Pages(Screen):
             "",
         ]
 
-    def _code(self, page: Page, width: int) -> list[RenderableType]:
+    def _code(self, page: NormPage, width: int) -> list[RenderableType]:
         code = page.code
         ranges = ", ".join(code.ranges)
         return [
@@ -147,7 +147,7 @@ class Pages(Screen):
             "",
         ]
 
-    def _sources(self, page: Page) -> list[RenderableType]:
+    def _sources(self, page: NormPage) -> list[RenderableType]:
         parts: list[RenderableType] = [self.text(f"Sources  {len(page.sources)}", "bold")]
         for source in page.sources:
             parts += [Padding(self._source(source), (0, 0, 0, 2)), ""]
@@ -166,7 +166,7 @@ class Pages(Screen):
             ),
         )
 
-    def _files(self, page: Page) -> list[RenderableType]:
+    def _files(self, page: NormPage) -> list[RenderableType]:
         parts: list[RenderableType] = ["", self.text(f"Files cited  {len(page.files)}", "bold")]
         return parts + [Padding(self._file(file), (0, 0, 0, 2)) for file in page.files]
 
