@@ -11,7 +11,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from hub_server import QUICK, Fault, Hub, large, read, refused, serving, shards
+from hub_server import PIECE, QUICK, Fault, Hub, large, read, refused, serving, shards
 
 from latentkv.checkpoint.answers import redirected
 from latentkv.checkpoint.contents import CheckpointError
@@ -149,19 +149,21 @@ def test_a_wait_that_the_hub_asks_for_is_kept(hub, status):
     hub.faults = [Fault("config.json", times=1, status=status, headers={"Retry-After": "1"})]
     begun = time.monotonic()
     assert read(hub).tensors == read_local(hub.folder).tensors
-    assert 1 <= time.monotonic() - begun < 3
+    assert time.monotonic() - begun >= 1
 
 
 @pytest.mark.parametrize(
     "headers",
     [
         {"Retry-After": "3600"},
-        {"Retry-After": formatdate(time.time() + 3600, usegmt=True)},
+        {"Retry-After": "in an hour"},
         {"RateLimit": '"api";r=0;t=3600'},
     ],
     ids=["seconds", "date", "limit"],
 )
 def test_a_wait_that_is_too_long_is_told(hub, headers):
+    if headers.get("Retry-After") == "in an hour":  # of when the test runs, not of its collection
+        headers = {"Retry-After": formatdate(time.time() + 3600, usegmt=True)}
     hub.faults = [Fault("config.json", status=429, headers=headers)]
     message = refused(hub, "config.json", "answered 429", "HF_TOKEN")
     assert re.search(r"asks to wait 3,(600|5\d\d) s", message)
@@ -175,9 +177,9 @@ def test_what_is_no_time_to_wait_is_not_waited(hub):
 
 def test_a_failure_breaks_off_the_files_at_work(hub):
     hub.faults = [Fault(f"/blob/{LAST}", status=404, body=b""), Fault("/blob/", pause=0.15)]
-    begun = time.monotonic()
     refused(hub, LAST, "127.0.0.1, where the hub sends readers for it, answered 404")
-    assert time.monotonic() - begun < 1  # the other two take 13 pieces each, 2 s
+    # 13 pieces each, 2 s: what was broken off was not sent to its end
+    assert hub.sent("/blob/") < 2 * 13 * PIECE
 
 
 # No way to the hub

@@ -216,25 +216,27 @@ def test_an_error_of_the_disk_is_told(sound: Path, monkeypatch: pytest.MonkeyPat
         read_local(sound)
 
 
+STATUS = Path("/proc/self/status")
 K3 = SHARED / "data" / "kimi-k3" / "model.safetensors.index.json.gz"
 
 
 @pytest.mark.skipif(not K3.exists(), reason=NO_SHARED)
-def test_kimi_k3s_index_is_read_soon_and_in_bounded_memory():
+@pytest.mark.skipif(not STATUS.exists(), reason="the system doesn't tell a process's peak memory")
+def test_kimi_k3s_index_is_read_in_bounded_memory():
     """Measured in a process of its own: 0.8 to 1.1 s and 256 MB, 75 of them names (2026-11)."""
     code = (
-        "import json, resource, sys\n"
+        "import json, re, sys\n"
         "from latentkv.checkpoint.local import read_local\n"
         "read = read_local(sys.argv[1])\n"
-        "usage = resource.getrusage(resource.RUSAGE_SELF)\n"
+        # ru_maxrss would be that of the process that started this one, if that is larger
+        "peak = int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
         "print(json.dumps([len(read.files), len(set(map(id, read.files.values()))),\n"
-        "    read.declared_bytes, usage.ru_maxrss, usage.ru_utime, 'torch' in sys.modules]))\n"
+        "    read.declared_bytes, peak, 'torch' in sys.modules]))\n"
     )
     run = subprocess.run([sys.executable, "-c", code, K3], capture_output=True, check=True)
-    tensors, files, declared, peak, seconds, torch_too = json.loads(run.stdout)
+    tensors, files, declared, peak, torch_too = json.loads(run.stdout)
     assert (tensors, files, declared, torch_too) == (497_220, 96, 1_560_860_324_864, False)
     assert peak / 1024 < 330
-    assert seconds < 3  # of the processor, which a busy machine lengthens less than the clock's
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system doesn't list open files")

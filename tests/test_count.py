@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from checkpoints import TINY, derived, write
@@ -132,7 +134,15 @@ def test_depth_and_filter_choose_what_is_shown():
     assert "30,720" in filtered  # 512 in each of the 60 MoE blocks, as the page counts them
     by_name = run("kimi-k2", "--filter", "kv_a_layernorm").stdout
     assert "Key–value latent RMSNorm" in by_name and "Query latent" not in by_name
-    assert "nothing" in run("kimi-k2", "--filter", "no such thing").stdout
+    assert "no component" in run("kimi-k2", "--filter", "no such thing").stdout
+    sums = run("kimi-k3", "--filter", "A_log").stdout  # a weight's own name, in both kinds
+    assert f"{69 * 128:,} parameters in what has 'A_log'" in " ".join(sums.split())
+
+
+def test_the_readme_shows_what_is_printed():
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    block = readme.split("latentkv count kimi-k3 --filter kv_a_layernorm")[1].split("```")[1]
+    assert block.removeprefix("text\n") in run("kimi-k3", "--filter", "kv_a_layernorm").stdout
 
 
 def test_a_folder_that_agrees(folder):
@@ -153,8 +163,28 @@ def test_a_folder_that_does_not_agree_says_where_and_exits_with_1(tmp_path):
     result = run(write(tmp_path / "tiny", held, config=CONFIG))
     assert result.exit_code == 1
     assert KV in result.stdout
-    assert "model.layers.N.mlp.experts.N.up_proj.weight × 4" in result.stdout
     assert "5 missing" in " ".join(result.stdout.split())
+
+
+def test_numbers_that_do_not_differ_are_shown(tmp_path):
+    held = derived(TINY)
+    for expert in range(4):
+        del held[f"model.layers.2.mlp.experts.{expert}.up_proj.weight"]
+    result = run(write(tmp_path / "tiny", held, config=CONFIG))
+    assert "model.layers.2.mlp.experts.N.up_proj.weight × 4" in result.stdout
+
+
+def test_every_differing_dtype_is_counted_in_the_list(tmp_path):
+    held = {name: value.float() for name, value in derived(TINY).items()}
+    result = run(write(tmp_path / "tiny", held, config=CONFIG))
+    assert result.exit_code == 1
+    told = " ".join(result.stdout.split())
+    assert "the model total matches, but not the checkpoint's tensors: 96 of another dtype" in told
+    listed = result.stdout.split("float32 instead of bfloat16:")[1].split("Derived")[0]
+    shown = sum(int(one) for one in re.findall(r"× (\d+)", listed))
+    single = len(re.findall(r"^ +(?:model|lm_head)[^×]*$", listed, re.MULTILINE))
+    rest = re.search(r"and (\d+) more", listed)
+    assert shown + single + (int(rest[1]) if rest else 0) == 96
 
 
 def test_a_long_list_is_cut_and_says_so(tmp_path):

@@ -98,7 +98,7 @@ def test_a_configuration_that_gives_no_contract_is_refused(tmp_path):
     for command in ("show", "check"):
         result = CliRunner().invoke(app, [command, place])
         assert result.exit_code == 2
-        assert result.stderr.startswith("latentkv: config.json: config.json")
+        assert result.stderr.startswith("latentkv: config.json 2: model_type")
         assert "after the gain" in result.stderr
 
 

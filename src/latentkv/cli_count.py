@@ -58,17 +58,26 @@ def count(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Count a model's parameters, component by component, and say whether the checkpoint agrees.
+    """Count parameters exactly; does the checkpoint agree?
 
-    A name gives what is derived from the model's sizes. A path or a repository is held against it:
-    only headers are read, never weights; packed codes count as what they stand for, scales as
-    nothing. An index file alone has names and a total size, and no shapes.
+    A name gives the model's components, derived from its sizes. A checkpoint, on disk or on the
+    hub, is compared with what its config.json says, tensor by tensor; of its files only the headers
+    are read. A 4-bit code counts as one parameter, a scale as none. An index file alone has names
+    and a total size, and no shapes.
+
+    --json prints everything, whatever --depth and --filter say.
+
+    \b
+    Examples
+      latentkv count kimi-k3 --filter "latent rmsnorm"
+      latentkv count deepseek-ai/DeepSeek-V3.2-Exp
+      latentkv count path/to/folder
 
     \b
     Exit codes
       0  counted; the checkpoint, if one was read, agrees
       1  the checkpoint differs
-      2  misuse, or something that can't be read: there is never a count of a part
+      2  misuse, or something that can't be read; nothing is counted then
     """
     from .counting import count as counted
 

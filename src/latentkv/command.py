@@ -52,6 +52,14 @@ def bar() -> Iterator[Callable[[int, int, str], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[file]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("", total=None, file="")
-        yield lambda done, total, file: shown.update(task, completed=done, total=total, file=file)
+    shown = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = shown.add_task("", total=None, file="")
+
+    def update(done: int, total: int, file: str) -> None:
+        shown.start()  # with the first file: a name alone reads none
+        shown.update(task, completed=done, total=total, file=file)
+
+    try:
+        yield update
+    finally:
+        shown.stop()

@@ -79,8 +79,8 @@ def count(
         named = _named(what)
         if against is not None or revision is not None:
             raise CheckpointError(
-                f"{what} is a model's name: nothing is read, so that --model and --revision say "
-                f"nothing. Its checkpoint is {named.repository}"
+                f"{what} is a model's name, which reads no checkpoint: --model and --revision go "
+                f"with a path or a repository, such as {named.repository}"
             )
         return _derived(named)
     if os.path.basename(what) == CONFIG and against is None:
@@ -141,7 +141,7 @@ def _derived(model: models.Model | Configured) -> Count:
         published = model.published
         verdict = matched(how="" if published.shapes else BY_NAME_AND_SIZE)
         notes = (
-            f"{published.tensors:,} names and {published.bytes:,} bytes in all "
+            f"{published.tensors:,} tensors and {published.bytes:,} bytes in all "
             f"({published.source})",
         )
     return Count(model.display, tree(model), None, None, _sizes(model), verdict, notes)

@@ -9,6 +9,7 @@ from .describe import scientific
 from .models.configured import Value
 from .screen import PAGE_WIDTH
 from .terminal import Pages
+from .terminal_count import share
 
 _NARROW = 50  # below, names beside their values leave too little of a line
 _LONG_NAMES = 70  # the same, of a configuration's keys
@@ -102,7 +103,7 @@ class ConfigPages(Pages):
             self.text("Parameters", "bold"),
             self.fields(
                 {one.name: f"{one.parameters:,}: {one.counts}" for one in page.totals}
-                | {one.title: f"{one.total:,}, {one.share:.2%}" for one in page.parts},
+                | {one.title: f"{one.total:,}, {share(one.share)}" for one in page.parts},
                 stacked=self._narrow,
             ),
             "",

@@ -15,6 +15,7 @@ from .screen import PAGE_WIDTH, Screen, Wrapped
 
 DEPTH = 3  # levels below the model that are shown unless asked
 _NARROW = 84  # below, the columns of one instance give way
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _LISTED = 8  # differing names, after those that only numbers tell apart are put together
 
 
@@ -26,9 +27,9 @@ def print_count(count: Count, depth: int | None = None, wanted: str = "") -> Non
     if count.tree is not None:
         rows = list(chosen(count.tree.root, depth, wanted))
         parts += [_table(screen, rows, width >= _NARROW), ""]
-        if wanted and len(rows) == 1:
-            parts += [screen.text(f"nothing below it has {wanted!r} in its title or name"), ""]
-        parts += [_totals(screen, count.tree.totals), ""]
+        if wanted:
+            parts += [_found(screen, count.tree.root, wanted), ""]
+        parts += [_totals(screen, count.tree.totals, width >= _NARROW), ""]
     if count.report is not None:
         parts += _report(screen, count.report)
     elif count.found is not None:
@@ -64,9 +65,30 @@ def _below(
         for child in (node.children if opened else ())
         for row in _below(child, level + 1, depth, wanted, asked)
     ]
-    if under or not level or wanted.casefold() in f"{node.title}\n{node.name}".casefold():
+    if under or not level or _has(node, wanted):
         yield level, node
         yield from under
+
+
+def _has(node: Node, wanted: str) -> bool:
+    return wanted.casefold() in "\n".join((node.title, node.name, *node.weights)).casefold()
+
+
+def _found(screen: Screen, root: Node, wanted: str) -> RenderableType:
+    found = list(_outermost(root, wanted))
+    if not found:
+        return screen.text(f"no component has {wanted!r} in its title or name")
+    total = sum(node.total for node in found)
+    return screen.text(f"{total:,} parameters in what has {wanted!r} in its title or name")
+
+
+def _outermost(node: Node, wanted: str) -> Iterator[Node]:
+    """What matches, and not what is inside it."""
+    if _has(node, wanted):
+        yield node
+    else:
+        for child in node.children:
+            yield from _outermost(child, wanted)
 
 
 def _table(screen: Screen, rows: Sequence[tuple[int, Node]], wide: bool) -> Table:
@@ -78,22 +100,34 @@ def _table(screen: Screen, rows: Sequence[tuple[int, Node]], wide: bool) -> Tabl
         table.add_column(screen.text(name, "dim"), justify="right", no_wrap=True)
     for level, node in rows:
         each = (f"{node.per_instance:,}", f"{node.instances:,}") if wide else ()
+        title = screen.text(node.title, "bold" if level == 0 else "")
         table.add_row(
-            screen.text("  " * level + node.title, "bold" if level == 0 else ""),
+            Padding(title, (0, 0, 0, 2 * level)),
             *each,
             f"{node.total:,}",
-            _share(node.share),
+            share(node.share),
         )
     return table
 
 
-def _share(share: float) -> str:
-    percent = 100 * share
+def share(part: float) -> str:
+    """A part of the whole in percent, and never 0 for something."""
+    percent = 100 * part
     return "< 0.01%" if 0 < percent < 0.005 else f"{percent:.2f}%"
 
 
-def _totals(screen: Screen, totals: Iterable[Total]) -> RenderableType:
-    return screen.fields({total.name: f"{total.parameters:,}  {total.counts}" for total in totals})
+def _totals(screen: Screen, totals: Iterable[Total], wide: bool) -> RenderableType:
+    if not wide:
+        return screen.fields(
+            {total.name: f"{total.parameters:,}\n{total.counts}" for total in totals}
+        )
+    grid = Table.grid(padding=(0, 2), pad_edge=True)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for total in totals:
+        grid.add_row(total.name, f"{total.parameters:,}", screen.text(total.counts))
+    return grid
 
 
 def _report(screen: Screen, report: Report) -> list[RenderableType]:
@@ -117,20 +151,28 @@ def _side(side: Side) -> str:
     if side.parameters is not None:
         told.append(f"{side.parameters:,} parameters")
     if side.bytes is not None:
-        told.append(f"{side.bytes:,} bytes")
+        # without shapes, the number is what the index says
+        told.append(f"{side.bytes:,} bytes" + (" declared" if side.parameters is None else ""))
     return ", ".join(told)
 
 
 def _patterns(names: Sequence[str]) -> Iterator[str]:
     """Names that only their numbers tell apart, put together, the most frequent first."""
-    counts: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in names:
-        counts.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
-    ordered = sorted(counts.items(), key=lambda item: -len(item[1]))
-    for pattern, found in ordered[:_LISTED]:
-        yield f"{pattern} × {len(found):,}" if len(found) > 1 else found[0]
-    if rest := sum(len(found) for _, found in ordered[_LISTED:]):
+        groups.setdefault(_NUMBER.sub("N", name), []).append(name)
+    ordered = sorted(groups.values(), key=lambda group: -len(group))
+    for group in ordered[:_LISTED]:
+        yield f"{_together(group)} × {len(group):,}" if len(group) > 1 else group[0]
+    if rest := sum(map(len, ordered[_LISTED:])):
         yield f"and {rest:,} more (--json lists all)"
+
+
+def _together(names: Sequence[str]) -> str:
+    """One name for several, N where their numbers differ."""
+    numbers = zip(*map(_NUMBER.findall, names), strict=True)
+    shown = iter([found[0] if len(set(found)) == 1 else "N" for found in numbers])
+    return _NUMBER.sub(lambda _: next(shown), names[0])
 
 
 def _different(differences: Sequence[Difference]) -> Iterator[str]:
@@ -138,7 +180,8 @@ def _different(differences: Sequence[Difference]) -> Iterator[str]:
     for one in differences:
         groups.setdefault((one.derived, one.found), []).append(one.name)
     for (derived, found), names in list(groups.items())[:_LISTED]:
-        yield f"{found} instead of {derived}: {next(_patterns(names))}"
+        yield f"{found} instead of {derived}:"
+        yield from (f"  {line}" for line in _patterns(names))
     if len(groups) > _LISTED:
         yield f"and {len(groups) - _LISTED:,} more kinds (--json lists all)"
 

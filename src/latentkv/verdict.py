@@ -15,13 +15,15 @@ def matched(sizes: str = "sizes", how: str = "") -> str:
     return f"{_derived(sizes)}; the model total matches the checkpoint's tensors{how}."
 
 
-def differs(counts: Mapping[str, int]) -> str:
+def differs(counts: Mapping[str, int], same_total: bool = False) -> str:
     """They don't; ``counts`` has how many tensors by what is wrong with them."""
     told = [f"{count:,} {what}" for what, count in counts.items() if count]
-    return (
-        f"{_derived('sizes')}; the model total does not match the checkpoint's tensors: "
-        f"{', '.join(told) or 'another total size'}."
+    found = (
+        "the model total matches, but not the checkpoint's tensors"
+        if same_total
+        else "the model total does not match the checkpoint's tensors"
     )
+    return f"{_derived('sizes')}; {found}: {', '.join(told) or 'another total size'}."
 
 
 def underived(why: str) -> str:

@@ -14,10 +14,10 @@ def components(model: Architecture) -> tuple[Component, ...]:
     inner = f"{model.prefix}model"
     parts = [
         Component(
-            "Embedding",
+            "Embedding, also the head" if model.tied else "Embedding",
             f"{inner}.embed_tokens",
             (Weight("weight", (model.vocabulary, model.hidden)),),
-            kind="lookup",
+            kind="" if model.tied else "lookup",
         ),
         Component(model.titles.container.capitalize(), f"{inner}.layers", parts=_blocks(model)),
     ]

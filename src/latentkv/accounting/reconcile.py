@@ -243,7 +243,8 @@ class _Comparison:
                     "extra": len(self.extra),
                     "of another shape": len(self.shapes),
                     "of another dtype": len(self.dtypes),
-                }
+                },
+                self.there.tensors is not None and self.parameters == self.derived_parameters,
             )
         if self.there.tensors is not None:
             return matched()

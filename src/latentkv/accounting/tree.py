@@ -17,7 +17,8 @@ class Node:
     Arguments:
         title: what pages call it.
         name: in the checkpoint, N for a number; that of the parent where it has none of its own.
-        shapes: of its own weights.
+        weights: the last parts of its own weights' names.
+        shapes: theirs, as the model computes with them.
         per_instance: learned values in one instance, parts included.
         instances: how often the whole model has it.
         total: per_instance times instances.
@@ -30,6 +31,7 @@ class Node:
 
     title: str
     name: str
+    weights: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     per_instance: int
     instances: int
@@ -75,7 +77,7 @@ def tree(model: Sized) -> Tree:
     whole = sum(map(_each, parts))
     nodes = tuple(_node(part, "", 1, 1, True, whole) for part in parts)
     active = sum(node.active for node in nodes)
-    root = Node(title(model), "", (), whole, 1, whole, 1.0, active, "", nodes)
+    root = Node(title(model), "", (), (), whole, 1, whole, 1.0, active, "", nodes)
     return Tree(root, tuple(_totals(root, parts)))
 
 
@@ -94,6 +96,7 @@ def _node(part: Component, prefix: str, around: int, used: int, runs: bool, whol
     return Node(
         part.title,
         name,
+        tuple(weight.name for weight in part.weights),
         tuple(weight.shape for weight in part.weights),
         each,
         instances,
@@ -121,11 +124,13 @@ def _totals(root: Node, parts: tuple[Component, ...]) -> Iterator[Total]:
         rest = root.total - sum(map(_each, apart))
         yield Total("language model", rest, f"without the {named}")
     table = sum(_each(part) for part in _language(parts) if part.kind == "lookup")
-    yield Total("active", root.active, "what one text token is multiplied with, the head included")
+    yield Total("active", root.active, "what one text token is multiplied with, head included")
+    if not table:  # the embedding is the head
+        return
     yield Total(
         "active, with embedding",
         root.active + table,
-        "the same and the embedding, of which a token reads one row",
+        "and the embedding, of which a token reads one row",
     )
 
 

@@ -55,7 +55,8 @@ def read_object(raw: bytes, file: str, part: str = "") -> dict[str, Any]:
     except UnicodeEncodeError:
         message = "holds half of a surrogate pair, which stands for no character"
     except json.JSONDecodeError as error:
-        message = f"is not JSON: {error.msg} at line {error.lineno:,}, column {error.colno:,}"
+        fault = error.msg.removesuffix(" at")  # "... starting at"
+        message = f"is not JSON: {fault} at line {error.lineno:,}, column {error.colno:,}"
     except _RefusedError as error:
         message = str(error)
     except RecursionError:

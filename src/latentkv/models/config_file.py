@@ -66,7 +66,18 @@ def read(where: str | os.PathLike[str] | Mapping[str, Any], file: str) -> Config
         lines = _lines(raw.decode("utf-8-sig"))
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
-    return ConfigFile(content, str(path), path.name, path.absolute().parent.resolve().name, lines)
+    return ConfigFile(content, str(path), path.name, _name(path), lines)
+
+
+def _name(path: Path) -> str:
+    """What to call the model: its folder, or the file where that says more."""
+    if path.name != NAME:
+        return path.stem
+    folder = path.absolute().parent.resolve()
+    if not _COMMIT.fullmatch(folder.name):
+        return folder.name
+    # the hub's cache: models--owner--name/snapshots/COMMIT
+    return folder.parent.parent.name.rpartition("--")[2]
 
 
 def _path(where: str | os.PathLike[str]) -> Path:
@@ -90,6 +101,7 @@ def _path(where: str | os.PathLike[str]) -> Path:
     return path / NAME
 
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]', re.DOTALL)
 
 

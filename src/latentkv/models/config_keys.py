@@ -217,7 +217,9 @@ class Keys:
 
     def fail(self, message: str) -> NoReturn:
         """What no single key is guilty of."""
-        raise ConfigError(f"{self.source.label}: {message}" if self.source.label else message)
+        label = self.source.label
+        known = not label or message.startswith(label)  # a place names the file, too
+        raise ConfigError(message if known else f"{label}: {message}")
 
     def _missing(self, name: str) -> NoReturn:
         called = " or ".join(self._names.get(name, (name,)))
