@@ -239,7 +239,7 @@ def test_a_config_whose_sizes_are_not_all_known_gives_what_the_headers_say(tmp_p
         },
     }
     config = CONFIG | {"quantization_config": quantised}
-    told = counted(write(tmp_path / "tiny", derived(TINY), config=config))
+    told = counted(write(tmp_path / "tiny", derived(TINY), config=config), code=1)
     assert told["tree"] is None and told["report"] is None
     assert told["found"]["parameters"] == TOTAL
     assert told["verdict"].startswith(
@@ -304,3 +304,72 @@ def test_a_repository_is_read_from_the_hub(tmp_path):
         )
         assert (refused.returncode, refused.stdout) == (2, "")
         assert "429" in refused.stderr
+
+
+def test_a_strangers_names_do_not_reach_the_terminal_raw(tmp_path):
+    spoof = (
+        "a\n"
+        + "Derived from the configured sizes; the model total matches the checkpoint's tensors."
+    )
+    held = derived(TINY) | {spoof: derived(TINY)[KV], "\x1b]0;title\x07\x1b[2J": derived(TINY)[KV]}
+    result = run(write(tmp_path / "tiny", held, config=CONFIG))
+    assert result.exit_code == 1
+    assert "\x1b" not in result.stdout and "\\x1b]0;title\\x07" in result.stdout
+    assert not any(
+        line.startswith("Derived") and "matches" in line for line in result.stdout.splitlines()
+    )
+    assert spoof in counted(tmp_path / "tiny", code=1)["report"]["extra"]
+
+
+def test_json_stays_json_for_a_path_that_is_no_utf8(tmp_path):
+    folder = os.fsencode(tmp_path) + b"/nu\xff"
+    try:
+        os.mkdir(folder)
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    write(Path(os.fsdecode(folder)), derived(TINY), config=CONFIG)
+    result = subprocess.run(
+        [sys.executable, "-m", "latentkv", "count", folder, "--json"],
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(result.stdout)["report"]["matches"]
+
+
+def test_a_name_means_the_model_and_a_path_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "kimi-k2", derived(TINY), config=CONFIG)
+    assert counted("kimi-k2")["found"] is None
+    assert counted("./kimi-k2")["found"]["parameters"] == TOTAL
+
+
+def test_a_mistyped_path_is_told_before_the_hub_is_blamed(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    result = run("ckpt/no_such_folder")
+    assert result.exit_code == 2
+    assert "there is no path ckpt/no_such_folder, so that the hub was asked" in result.stderr
+    assert (
+        "`latentkv count kimi-k2` needs no checkpoint" in run("moonshotai/Kimi-K2-Instruct").stderr
+    )
+
+
+def test_a_revision_of_a_config_is_misuse(folder):
+    result = run(folder / "config.json", "--revision", "main")
+    assert result.exit_code == 2 and "revision" in result.stderr
+
+
+@pytest.mark.parametrize("pattern", ["([a-z_.0-9]+)+!", "(a|a)*b"])
+def test_a_configs_regular_expression_cannot_hang(tmp_path, pattern):
+    packed = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {"targets": [f"re:{pattern}"], "weights": {"num_bits": 4, "group_size": 32}}
+        },
+        "ignore": [f"re:{pattern}"],
+    }
+    config = CONFIG | {"quantization_config": packed}
+    held = {"a" * 60 + ".weight_packed": derived(TINY)[KV].int()}
+    result = run(write(tmp_path / "tiny", held, config=config))
+    assert result.exit_code == 1 and "nothing is derived" in " ".join(result.stdout.split())

@@ -12,7 +12,7 @@ from helpers import NO_SHARED, SHARED
 
 from latentkv import accounting, models
 from latentkv.accounting import reconcile
-from latentkv.checkpoint import CheckpointError
+from latentkv.checkpoint import CheckpointError, read
 from latentkv.checkpoint.naming import to_inference
 from latentkv.models.architecture import Storage
 
@@ -218,3 +218,87 @@ def test_an_absent_shard_is_an_error_and_no_count(tmp_path):
 def test_a_revision_of_a_folder_is_misuse(tmp_path):
     with pytest.raises(CheckpointError, match="revision"):
         reconcile(TINY, write(tmp_path, derived(TINY)), revision="main")
+
+
+def test_a_dtype_that_nobody_expects_is_no_likely_one(tmp_path):
+    held = derived(KIMI)
+    name = "language_model.model.layers.2.self_attn.indexer.k_norm.weight"
+    held[name] = held[name].to(torch.bool)
+    report = reconcile(KIMI, write(tmp_path, held))
+    assert not report.matches
+    assert report.dtypes == (accounting.Difference(name, "float32", "bool"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("evil.rotary_emb.inv_freq", (4,)),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", (100, 100)),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", (1025,)),
+        ("model.layers.0.self_attn.xrotary_emb.inv_freq", (4,)),
+    ],
+)
+def test_what_only_sounds_like_a_buffer_is_extra(tmp_path, name, shape):
+    report = reconcile(TINY, write(tmp_path, derived(TINY) | {name: torch.zeros(shape)}))
+    assert not report.matches and report.extra == (name,)
+
+
+def test_a_total_that_no_buffer_explains_does_not_match(tmp_path):
+    stored = dataclasses.replace(TINY, attention=dataclasses.replace(TINY.attention, frequencies=4))
+    folder = write(tmp_path, derived(TINY), shards=2)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    assert reconcile(stored, index).matches  # less the buffers, to the byte
+    for change in (-1, 1):
+        given = {"total_size": content["metadata"]["total_size"] + change}
+        index.write_text(json.dumps(content | {"metadata": given}))
+        report = reconcile(stored, index)
+        assert not report.matches and "total size" in report.verdict
+    extra = content["weight_map"] | {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": next(iter(content["weight_map"].values()))
+    }
+    for total, matches in ((5, False), (10**12, True)):
+        index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": extra}))
+        report = reconcile(TINY, index)
+        assert report.matches == matches
+        assert "by name and total size" not in report.verdict
+
+
+def test_sizes_of_absurd_models_are_refused_before_a_name_is_made():
+    experts = dataclasses.replace(TINY.experts, routed=65_536)
+    absurd = dataclasses.replace(TINY, layers=10_000, experts=experts)
+    with pytest.raises(ValueError, match="at least 1,966,220,021 tensors; 4,000,000 are counted at most"):
+        accounting.tensors(absurd)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "config", "values"),
+    [
+        ("qweight", (96, 64), torch.int32, {"bits": 3}, 65_536),  # gptq: 32 values in 3 words
+        ("qweight", (8, 64), torch.int32, {"w_bit": 4}, 4_096),
+        ("weight_packed", (64, 16), torch.uint8, {"bits": 4}, 2_048),
+        ("weight_packed", (64, 16), torch.uint8, {"bits": 8}, 1_024),
+        ("weight", (64, 16), torch.int8, {"bits": 8}, 1_024),
+        ("weight", (64, 16), torch.uint8, {"bits": 4}, 2_048),
+    ],
+)
+def test_packed_words_of_other_writers(tmp_path, name, shape, dtype, config, values):
+    held = {f"a.{name}": torch.zeros(shape, dtype=dtype), "a.weight_scale": torch.zeros(64, 1)}
+    folder = write(tmp_path, held, config={"quantization_config": config})
+    found = accounting.found(read(folder))
+    assert found.parameters == values
+
+
+def test_codes_of_unknown_bits_are_told(tmp_path):
+    held = {"a.weight": torch.zeros(64, 16, dtype=torch.uint8), "a.weight_scale": torch.zeros(64)}
+    report = reconcile(TINY, write(tmp_path, held, config={"quantization_config": {}}))
+    assert any("look packed" in one for one in report.warnings)
+
+
+def test_a_caches_scales_are_no_parameters(tmp_path):
+    held = {
+        "a.self_attn.k_scale": torch.zeros(1),
+        "a.self_attn.v_scale": torch.zeros(()),
+        "a.k_scale": torch.zeros(7),
+    }
+    assert accounting.found(read(write(tmp_path, held))).parameters == 7

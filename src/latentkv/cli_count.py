@@ -76,7 +76,7 @@ def count(
     \b
     Exit codes
       0  counted; the checkpoint, if one was read, agrees
-      1  the checkpoint differs
+      1  the checkpoint differs, or there is nothing to compare it with
       2  misuse, or something that can't be read; nothing is counted then
     """
     from .counting import count as counted
@@ -92,5 +92,6 @@ def count(
         from .terminal_count import print_count
 
         print_count(result, depth, wanted)
-    if result.report is not None and not result.report.matches:
+    read = result.found is not None
+    if read and (result.report is None or not result.report.matches):
         raise typer.Exit(1)

@@ -21,8 +21,13 @@ def fail(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Readable where the stream carries Unicode, escaped where it doesn't."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, indent=2, ensure_ascii=not unicode))
+    try:
+        text.encode()  # half of a surrogate pair: a path's byte that is no UTF-8
+    except UnicodeEncodeError:
+        unicode = False
+    print(text if unicode else json.dumps(value, indent=2))
 
 
 @contextmanager

@@ -7,15 +7,16 @@ and held against what its own configuration says, or one of the models.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from . import models
 from .accounting import Report, Side, Tree, found, reconcile, tensors, tree
 from .checkpoint import Checkpoint, CheckpointError, Progress, read
-from .checkpoint.local import CONFIG
 from .models.configured import Configured, Value
 from .verdict import BY_NAME_AND_SIZE, matched, unchecked, underived
 
+_CONFIGURATION = re.compile(r"config(_.*)?\.json")  # DeepSeek's own are config_671B.json and so on
 _FACTS = (
     "hidden_size",
     "layers",
@@ -75,7 +76,7 @@ def count(
         ValueError: a config.json alone that doesn't give all sizes.
     """
     against = None if model is None else models.get(model)
-    if "/" not in what and not os.path.exists(what):
+    if "/" not in what and (_is_name(what) or not os.path.exists(what)):
         named = _named(what)
         if against is not None or revision is not None:
             raise CheckpointError(
@@ -83,9 +84,12 @@ def count(
                 f"with a path or a repository, such as {named.repository}"
             )
         return _derived(named)
-    if os.path.basename(what) == CONFIG and against is None:
+    if _CONFIGURATION.fullmatch(os.path.basename(what)) and against is None and revision is None:
         return _derived(models.from_config(what))
-    there = read(what, revision=revision, progress=progress)
+    try:
+        there = read(what, revision=revision, progress=progress)
+    except CheckpointError as error:
+        raise CheckpointError(_explained(what, str(error))) from error
     if against is not None:
         return _compared(there, against, ())
     if there.config is None:
@@ -93,7 +97,10 @@ def count(
         return _compared(
             there, recognised, (f"no config.json: its names are {recognised.display}'s",)
         )
-    configured = models.from_config(there.config, file=there.config_file)
+    if there.revision is None:  # once more from the disk, for the lines
+        configured = models.from_config(there.config_file)
+    else:
+        configured = models.from_config(there.config, file=there.config_file)
     if configured.architecture is None:
         why = "; ".join(_counting(configured.unknown))
         return Count(
@@ -118,6 +125,22 @@ def _said(configured: Configured) -> tuple[str, ...]:
 
 def _counting(notes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(note for note in notes if not note.startswith(_ARITHMETIC))
+
+
+def _explained(what: str, error: str) -> str:
+    """What was read at all, where a path may have been meant; and what can be had without it."""
+    if os.path.exists(what) or "://" in what or what.startswith(("/", ".", "~")):
+        return error
+    told = f"there is no path {what}, so that the hub was asked. {error}"
+    try:
+        return f"{told}. `latentkv count {models.get(what).name}` needs no checkpoint"
+    except models.UnknownModelError:
+        return told
+
+
+def _is_name(what: str) -> bool:
+    """A model's name means the model, as for the other commands; ./kimi-k2 is a folder."""
+    return what.strip().lower() in models.names()
 
 
 def _named(name: str) -> models.Model:

@@ -51,6 +51,7 @@ class Screen:
         self.unicode = self.console.encoding.lower().startswith("utf")
 
     def text(self, content: str, style: str = "") -> Text:
+        content = printable(content, keep="\n")
         return Text(content if self.unicode else to_ascii(content), style=style)
 
     def write(self, parts: Sequence[tuple[RenderableType, int]]) -> None:
@@ -110,6 +111,16 @@ def _cuts(word: str, width: int) -> list[int]:
         start += found.end() if found else width
         cuts.append(start)
     return cuts
+
+
+def printable(content: str, keep: str = "") -> str:
+    """Escape what a terminal would obey instead of showing: names come from strangers' files."""
+    if content.isprintable():
+        return content
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape").decode("ascii")
+        for one in content
+    )
 
 
 def to_ascii(content: str) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .accounting import Difference, Node, Report, Side, Total
 from .counting import Count
-from .screen import PAGE_WIDTH, Screen, Wrapped
+from .screen import PAGE_WIDTH, Screen, Wrapped, printable
 
 DEPTH = 3  # levels below the model that are shown unless asked
 _NARROW = 84  # below, the columns of one instance give way
@@ -159,7 +159,7 @@ def _side(side: Side) -> str:
 def _patterns(names: Sequence[str]) -> Iterator[str]:
     """Names that only their numbers tell apart, put together, the most frequent first."""
     groups: dict[str, list[str]] = {}
-    for name in names:
+    for name in map(printable, names):
         groups.setdefault(_NUMBER.sub("N", name), []).append(name)
     ordered = sorted(groups.values(), key=lambda group: -len(group))
     for group in ordered[:_LISTED]:

@@ -28,7 +28,7 @@ def differs(counts: Mapping[str, int], same_total: bool = False) -> str:
 
 def underived(why: str) -> str:
     """There is nothing to compare with."""
-    return f"Counted from the checkpoint's own tensors; nothing is derived: {why}."
+    return f"Counted from the checkpoint's own tensors; nothing is derived: {why.rstrip('.')}."
 
 
 BY_NAME = " by name; sizes, shapes and dtypes are not in its index"

@@ -14,6 +14,9 @@ from .packed import Holdings, is_buffer
 from .sizes import Sized, sizes, title
 from .tensors import Tensor, tensors
 
+# Dtypes between which one that was only expected may turn out otherwise.
+_ALIKE = ({"float32", "bfloat16", "float16"}, {"int32", "int64"})
+
 
 @dataclass(frozen=True)
 class Side:
@@ -119,6 +122,7 @@ class _Comparison:
     dtypes: list[Difference] = field(default_factory=list)
     expected: list[Difference] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)  # not learned, and on one side only
+    buffer_bytes: int = 0  # of those that are derived
     warnings: list[str] = field(default_factory=list)
     derived: int = 0
     derived_parameters: int = 0
@@ -154,15 +158,20 @@ class _Comparison:
             self.derived += 1
             self.derived_parameters += tensor.parameters
             self.derived_bytes += tensor.bytes
-            if tensor.name not in files:
-                (self.buffers if is_buffer(tensor.name) else self.missing).append(tensor.name)
-            elif stored is not None and holds is not None:
-                self._one(tensor, stored[tensor.name], holds)
+            if tensor.name in files:
+                if stored is not None and holds is not None:
+                    self._one(tensor, stored[tensor.name], holds)
+            elif is_buffer(tensor.name):
+                self.buffers.append(tensor.name)
+                self.buffer_bytes += tensor.bytes
+            else:
+                self.missing.append(tensor.name)
         # 497,220 names a second time only where there are any to find
         if len(files) > self.derived - len(self.missing) - len(self.buffers):
             known = {tensor.name for tensor in self._tensors()}
             for name in sorted(name for name in files if name not in known):
-                (self.buffers if is_buffer(name) else self.extra).append(name)
+                buffer = is_buffer(name, stored[name] if stored is not None else None)
+                (self.buffers if buffer else self.extra).append(name)
             if holds is not None:
                 self.parameters += sum(map(holds.parameters, self.extra))
         if holds is not None:
@@ -182,7 +191,8 @@ class _Comparison:
             self.shapes.append(Difference(derived.name, str(derived.shape), str(found.shape)))
             self.parameters += holds.parameters(derived.name)
         if derived.dtype != found.dtype:
-            kept = self.expected if derived.expected else self.dtypes
+            likely = derived.expected and any({derived.dtype, found.dtype} <= one for one in _ALIKE)
+            kept = self.expected if likely else self.dtypes
             kept.append(Difference(derived.name, derived.dtype, found.dtype))
 
     def _found(self) -> Side:
@@ -193,9 +203,12 @@ class _Comparison:
 
     def _another_size(self) -> bool:
         declared = self.there.declared_bytes
-        if self.buffers:  # of a size that an index doesn't give
+        if declared is None:
             return False
-        return declared is not None and declared != self.derived_bytes
+        least = self.derived_bytes - self.buffer_bytes
+        if any(name in self.there.files for name in self.buffers):
+            return declared < least  # an index doesn't give the size of what is there besides
+        return declared != least
 
     def _warn(self, found: Side) -> None:
         there = self.there
@@ -248,4 +261,5 @@ class _Comparison:
             )
         if self.there.tensors is not None:
             return matched()
-        return matched(how=BY_NAME if self.there.declared_bytes is None else BY_NAME_AND_SIZE)
+        sized = self.there.declared_bytes is not None and not self.buffers
+        return matched(how=BY_NAME_AND_SIZE if sized else BY_NAME)

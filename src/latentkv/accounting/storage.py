@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..checkpoint.contents import BITS
 from ..models.architecture import Architecture, Storage
+from ..models.patterns import compiled
 from .component import Weight
 
 WORD = 32  # bits of the int32 words into which integers are packed
@@ -87,7 +88,7 @@ class Ignored:
         self._prefix = architecture.prefix or _NESTED
         patterns = architecture.storage.ignored
         self._names = {self._short(one) for one in patterns if not one.startswith("re:")}
-        self._patterns = [re.compile(one[3:]) for one in patterns if one.startswith("re:")]
+        self._patterns = [compiled(one[3:]) for one in patterns if one.startswith("re:")]
         # whether two layers or experts may differ, so that each must be looked at
         self.by_number = bool(self._names) or not all(
             _BLIND.fullmatch(one.pattern) for one in self._patterns

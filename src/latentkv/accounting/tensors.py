@@ -12,6 +12,8 @@ from .components import components
 from .sizes import Sized, sizes
 from .storage import Ignored, held
 
+LIMIT = 4_000_000  # tensors; Kimi K3 has 497,220
+
 
 class Tensor(NamedTuple):
     """A tensor of a checkpoint.
@@ -38,9 +40,20 @@ def tensors(model: Sized) -> Iterator[Tensor]:
 
     Kimi K3 has 497,220 of them, so they come one by one.
 
-    Raises ValueError for a configuration that doesn't give all sizes.
+    Raises ValueError for a configuration that doesn't give all sizes, and for sizes of which no
+    checkpoint would have less than `LIMIT` tensors.
     """
     architecture = sizes(model)
+    if (number := sum(map(_least, components(architecture)))) > LIMIT:
+        raise ValueError(
+            f"these sizes make a checkpoint of at least {number:,} tensors; {LIMIT:,} are counted "
+            "at most, eight times as many as the largest known has: look at the configuration's "
+            "layers and experts"
+        )
+    return _each(architecture)
+
+
+def _each(architecture: Architecture) -> Iterator[Tensor]:
     names = _Names(architecture)
     for component in components(architecture):
         yield from names.under("", component)
@@ -91,6 +104,11 @@ class _Names:
         if storage.format == "plain" or not kinds:
             return False
         return (storage.quantised == "linear" or "experts" in kinds) and path not in self._ignored
+
+
+def _least(component: Component) -> int:
+    """Tensors of a component and its parts, without scales and the like."""
+    return component.count * (len(component.weights) + sum(map(_least, component.parts)))
 
 
 def _flat(component: Component) -> bool:

@@ -153,6 +153,7 @@ class _Reader:
             self.progress(0, len(weights), chosen)
             index = parse_index(self._whole(chosen, LIMIT), place.file(chosen))
             names = sorted(set(index.files.values()))
+            shards.check_whole(place.file(chosen), names)
             if absent := [name for name in names if name not in self.sizes]:
                 raise CheckpointError(
                     f"{where} lacks {len(absent):,} of the {len(names):,} files that {chosen} "
@@ -162,6 +163,7 @@ class _Reader:
             tensors = shards.indexed(place.file(chosen), index.files, self._all(names))
         elif weights:
             names = shards.without_index(where, weights)
+            shards.check_whole(where, names)
             tensors, files = shards.unindexed(where, self._all(names))
             index = Index(files, None, None)
         else:

@@ -63,7 +63,9 @@ def read_local(where: str | os.PathLike[str], progress: Progress | None = None) 
             "when it lies beside"
         )
     if path.name.endswith((".json", ".json.gz")):
-        return _checkpoint(given, path.parent, read_index(path), None)
+        index = read_index(path)
+        shards.check_whole(given, set(index.files.values()))
+        return _checkpoint(given, path.parent, index, None)
     if path.name.endswith(SUFFIX):
         return _file(given, path, progress)
     raise CheckpointError(f"{given} is none of what is read here; {_EXPECTED}")
@@ -75,6 +77,13 @@ def _file(given: str, path: Path, progress: Progress | None) -> Checkpoint:
             f"{given} is, by its name, one of {parts:,} files: a count of it alone would be of a "
             "part; give its folder"
         )
+    if chosen := index_of(given, sorted(os.listdir(path.parent))):
+        listed = set(read_index(path.parent / chosen).files.values())
+        if path.name in listed and len(listed) > 1:
+            raise CheckpointError(
+                f"{given} is one of the {len(listed):,} files that {chosen} names: a count of it "
+                "alone would be of a part; give its folder"
+            )
     return _without_index(given, path.parent, [path.name], progress)
 
 
@@ -82,6 +91,7 @@ def _folder(given: str, path: Path, names: Sequence[str], progress: Progress | N
     if chosen := index_of(given, names):
         index = read_index(path / chosen)
         files = sorted(set(index.files.values()))
+        shards.check_whole(str(path / chosen), files)
         if absent := [file for file in files if not os.path.exists(path / file)]:
             raise CheckpointError(
                 f"{given} lacks {len(absent):,} of the {len(files):,} files that {chosen} names: "
@@ -117,6 +127,7 @@ def index_of(given: str, names: Sequence[str]) -> str | None:
 def _without_index(
     given: str, folder: Path, files: Sequence[str], progress: Progress | None
 ) -> Checkpoint:
+    shards.check_whole(given, files)
     tensors, held = shards.unindexed(given, _headers(folder, files, progress))
     return _checkpoint(given, folder, Index(held, None, None), tensors)
 

@@ -12,6 +12,7 @@ from .files import few, short
 Headers = Iterable[tuple[str, Mapping[str, Stored]]]
 """Each file's name, and the tensors that its header lists."""
 
+_RANK = re.compile(r".*-mp(?P<of>[0-9]{1,9})\.safetensors")
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{1,9})-of-(?P<of>[0-9]{1,9})\.safetensors")
 
 
@@ -76,6 +77,31 @@ def part_of(file: str) -> int | None:
     """How many files there are with this one, by its name (``-00001-of-00096``); else None."""
     numbered = _NUMBERED.fullmatch(file)
     return None if numbered is None else int(numbered["of"])
+
+
+def check_whole(where: str, files: Collection[str]) -> None:
+    """Refuse files that by their names are parts of more: of one set without all its numbers.
+
+    Raises:
+        CheckpointError: a number is absent, or the files are those of single ranks, which hold
+            parts of tensors.
+    """
+    if any(int(match["of"]) > 1 for file in files if (match := _RANK.fullmatch(file))):
+        raise CheckpointError(
+            f"{where}: {few(sorted(files))} by their names are split by rank, and hold parts of "
+            "tensors: give the published checkpoint, or one converted for a single rank (-mp1)"
+        )
+    sets: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if match := _NUMBERED.fullmatch(file):
+            sets.setdefault((match["stem"], int(match["of"])), set()).add(int(match["number"]))
+    for (stem, of), numbers in sets.items():
+        if len(numbers) != of:
+            raise CheckpointError(
+                f"{where} has {len(numbers):,} of the {of:,} files of "
+                f"{stem}-*-of-{of}.safetensors: a count of them would be of a part. Download all "
+                "of one checkpoint"
+            )
 
 
 def without_index(where: str, files: Collection[str]) -> list[str]:

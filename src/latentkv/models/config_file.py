@@ -101,6 +101,7 @@ def _path(where: str | os.PathLike[str]) -> Path:
     return path / NAME
 
 
+_DEEPEST = 32
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]', re.DOTALL)
 
@@ -119,6 +120,11 @@ def _lines(text: str) -> Lines:
                 found[tuple(path)] = line
                 expects_key = False
         elif mark in "{[":
+            if len(path) == _DEEPEST:
+                raise CheckpointError(
+                    f"line {line} nests objects or lists deeper than {_DEEPEST} levels; published "
+                    "configurations have 5"
+                )
             open_.append(mark)
             path.append("")
             expects_key = mark == "{"

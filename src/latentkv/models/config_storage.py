@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
+from ..checkpoint.files import short
 from .architecture import Storage
 from .config_keys import Keys
+from .patterns import compiled
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("fp8", "compressed-tensors")
@@ -22,7 +22,7 @@ def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[str, 
 
     Returns None for what a `Storage` can't describe.
 
-    Raises ConfigError for a method that is none of those known.
+    Raises ConfigError for a value of a kind or range that no method has.
     """
     dtype = keys.word("dtype").removeprefix("torch.") or None
     unknown: tuple[str, ...] = ()
@@ -34,13 +34,19 @@ def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[str, 
     quantised = keys.inside("quantization_config")
     if quantised is None:
         return Storage(dtype=dtype), unknown
-    method = quantised.word("quant_method", allowed=_METHODS)
+    method = quantised.word("quant_method")
     if not method:
         keys.fail(
             f"{quantised.place('quant_method')} is missing; {' and '.join(_METHODS)} are known"
         )
-    read = _fp8 if method == "fp8" else _packed
-    found, why = read(quantised, dtype, experts_only)
+    if method in _METHODS:
+        read = _fp8 if method == "fp8" else _packed
+        found, why = read(quantised, dtype, experts_only)
+    else:  # it changes neither eps nor order
+        found, why = (
+            None,
+            f"{quantised.place('quant_method')} is {short(method)}, and not known here",
+        )
     return found, unknown + ((f"storage: {why}.",) if why else ())
 
 
@@ -91,7 +97,14 @@ def _packed(quantised: Keys, dtype: str, experts_only: bool) -> tuple[Storage | 
             None,
             "config_groups of different bits, group sizes or formats: no Storage has two",
         )
-    (format_, bits, size), ignored = layouts.pop(), _ignored(quantised)
+    format_, bits, size = layouts.pop()
+    ignored = quantised.words("ignore") or ()
+    for one in ignored:
+        if one.startswith("re:"):
+            try:
+                compiled(one[3:])
+            except ValueError as error:
+                return None, f"{quantised.place('ignore')}: {error}"
     if format_ not in _FORMATS or size < 1 or (bits != 4 and format_ == _FORMATS[0]) or 32 % bits:
         return None, (
             f"weights of {bits} bits in groups of {size}, format {format_ or 'unnamed'}, which no "
@@ -102,15 +115,3 @@ def _packed(quantised: Keys, dtype: str, experts_only: bool) -> tuple[Storage | 
             return Storage(dtype, "mxfp4", group=size, quantised="experts"), ""
         return Storage(dtype, "mxfp4", group=size, ignored=ignored), ""
     return Storage(dtype, "int", group=size, bits=bits, ignored=ignored), ""
-
-
-def _ignored(quantised: Keys) -> tuple[str, ...]:
-    ignored = quantised.words("ignore") or ()
-    for one in ignored:
-        try:
-            re.compile(one[3:] if one.startswith("re:") else "")
-        except (re.error, RecursionError, OverflowError) as error:
-            quantised.fail(
-                f"{quantised.place('ignore')} holds {one!r}, no regular expression: {error}"
-            )
-    return ignored

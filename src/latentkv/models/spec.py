@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 Counted = Literal["MoE blocks", "MLA layers"]
 StepName = Literal["down-projection", "norm", "rotation", "quantisation", "up-projection", "cache"]
+ComponentName = Literal[StepName, "split", "query-norm"]
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Source:
 
 @dataclass(frozen=True)
 class LatentNorm:
-    """The RMSNorm of the key-value latent as one model's code has it.
+    """The RMSNorm of a latent, the key-value one or the query's, as one model's code has it.
 
     Arguments:
         title: what the model's page calls it.
@@ -212,6 +213,49 @@ class Compression:
     up: str
     steps: tuple[Step, ...]
     scale: Place
+
+
+@dataclass(frozen=True)
+class ComponentFacts:
+    """What a component's page says beside its step, its contract and the model's sizes.
+
+    Arguments:
+        component: its name.
+        code: the passages that a reader needs.
+        sources: what the page rests on.
+        call: the expression that runs it, with its line; None for its step's.
+        arithmetic: the lines that compute it; None for its step's.
+        told: what is computed, where neither a contract says it nor ``nn.Linear`` does it.
+        roundings: of what is told.
+    """
+
+    component: ComponentName
+    code: Place
+    sources: tuple[Source, ...]
+    call: Fact[str] | None = None
+    arithmetic: Place | None = None
+    told: str = ""
+    roundings: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ValueError(f"the page of {self.component} needs at least one source")
+
+
+@dataclass(frozen=True)
+class PathFacts:
+    """The pages of a model's key-value path other than its latent norm's."""
+
+    query_norm: LatentNorm
+    components: tuple[ComponentFacts, ...]
+
+    def of(self, component: str) -> ComponentFacts:
+        """Those of one component. Raises LookupError where there are none."""
+        for facts in self.components:
+            if facts.component == component:
+                return facts
+        named = ", ".join(facts.component for facts in self.components)
+        raise LookupError(f"no facts for a page of {component!r}; there are those of {named}")
 
 
 @dataclass(frozen=True)
