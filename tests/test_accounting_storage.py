@@ -308,3 +308,21 @@ def test_any_list_of_ignored_modules(ignored, form, quantised, prefix):
     wanted = list(reference(model))
     for found, right in itertools.zip_longest(tensors(model), wanted):
         assert found == right
+
+
+def test_an_fp8_checkpoints_names_mean_what_is_inside_them_and_ends_so():
+    """As transformers takes modules_to_not_convert."""
+    storage = Storage(format="fp8_block", ignored=("model.layers.0", "o_proj"))
+    left = {
+        one.name.rpartition(".")[0]
+        for one in tensors(small(storage))
+        if one.name.endswith("_proj.weight") and one.dtype == "bfloat16"
+    }
+    modules = {
+        one.name.rpartition(".")[0]
+        for one in tensors(small(Storage()))
+        if one.name.endswith("_proj.weight")
+    }
+    assert left == {
+        one for one in modules if one.startswith("model.layers.0.") or one.endswith(".o_proj")
+    }

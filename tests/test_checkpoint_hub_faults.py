@@ -241,3 +241,24 @@ def test_a_redirect_never_leaves_https():
     assert redirected("http://h/a", "https://g/b", "f") == "https://g/b"
     with pytest.raises(CheckpointError, match="https must stay https"):
         redirected("https://h/a", "http://h/b", "f")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "followed"),
+    [
+        ("https://huggingface.co/a", "https://cdn.example.com/b", True),
+        ("https://huggingface.co/a", "https://169.254.169.254/latest", False),
+        ("https://huggingface.co/a", "https://127.0.0.1/b", False),
+        ("https://huggingface.co/a", "https://[::1]/b", False),
+        ("https://huggingface.co/a", "https://10.0.0.1/b", False),
+        ("https://huggingface.co/a", "https://localhost/b", False),
+        ("http://127.0.0.1:1/a", "http://127.0.0.1:2/b", True),
+        ("http://localhost:1/a", "http://10.0.0.1/b", True),
+    ],
+)
+def test_a_public_hub_leads_to_no_private_address(here, there, followed):
+    if followed:
+        assert redirected(here, there, "f") == there
+    else:
+        with pytest.raises(CheckpointError, match="a public hub lead to no private address"):
+            redirected(here, there, "f")

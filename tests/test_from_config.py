@@ -15,6 +15,7 @@ import seeds
 from latentkv import NormContract, accounting, models
 from latentkv.models import from_config
 from latentkv.models.families import FAMILIES
+from latentkv.models.yarn import Yarn, softmax_scale
 
 needs_shared = pytest.mark.skipif(not seeds.SHARED.exists(), reason=seeds.MISSING)
 every_type = pytest.mark.parametrize("model_type", configs.EVERY_TYPE)
@@ -313,3 +314,74 @@ def test_a_missing_dtype_is_said():
     assert any("bfloat16 is taken" in one for one in ours.unknown)
     ours = from_config(configs.small(torch_dtype="float16")).architecture
     assert ours is not None and ours.storage.dtype == "float16"
+
+
+OWN = {
+    "vocab_size": 64,
+    "dim": 2048,
+    "inter_dim": 64,
+    "moe_inter_dim": 16,
+    "n_layers": 3,
+    "n_dense_layers": 1,
+    "n_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_activated_experts": 2,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 16,
+    "dtype": "fp8",
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 8,
+}
+
+
+def test_deepseeks_own_configuration_sets_the_rotation_that_model_py_would_run():
+    default = models.from_config(OWN)
+    assert default.kv.rope.theta == 10_000 and default.kv.rope.factor == 40
+    changed = {
+        "rope_theta": 5000.0,
+        "rope_factor": 8.0,
+        "original_seq_len": 1024,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "mscale": 0.5,
+    }
+    found = models.from_config(OWN | changed)
+    yarn = Yarn(5000.0, 8.0, 1024, 16.0, 2.0, 0.5, 0.5)
+    assert found.yarn == yarn
+    assert (found.kv.rope.theta, found.kv.rope.factor) == (5000.0, 8.0)
+    assert (found.kv.rope.low, found.kv.rope.high) == yarn.ramp(64)
+    assert found.softmax_scale == softmax_scale(80, yarn) != default.softmax_scale
+    with pytest.raises(models.ConfigError, match="rope_theta"):
+        models.from_config(OWN | {"rope_theta": 1.0})
+
+
+def test_deepseeks_own_router_has_its_correction_at_one_hidden_size():
+    """model.py gives the gate a bias where dim is 7168 alone."""
+    assert not models.from_config(OWN).architecture.experts.score_bias
+    assert models.from_config(OWN | {"dim": 7168}).architecture.experts.score_bias
+
+
+@pytest.mark.parametrize("model_type", ["kimi_linear", "kimi_k3"])
+def test_a_kimi_that_rotates_has_no_path(model_type):
+    config = configs.small(model_type)
+    config.get("text_config", config)["mla_use_nope"] = False
+    found = models.from_config(config)
+    assert found.kv is None and any("mla_use_nope is false" in one for one in found.unknown)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rope_type": "linear"}, {"original_max_position_embeddings": 8}]
+)
+def test_two_places_of_one_rotation_must_agree(change):
+    config = configs.small("deepseek_v3")
+    config["rope_scaling"] = configs.YARN
+    config["rope_parameters"] = {
+        name: value for name, value in {**configs.YARN, **change}.items() if name != "type"
+    } | {"rope_type": change.get("rope_type", "yarn")}
+    with pytest.raises(models.ConfigError, match="must be equal"):
+        models.from_config(config)

@@ -267,7 +267,8 @@ def test_a_total_that_no_buffer_explains_does_not_match(tmp_path):
 def test_sizes_of_absurd_models_are_refused_before_a_name_is_made():
     experts = dataclasses.replace(TINY.experts, routed=65_536)
     absurd = dataclasses.replace(TINY, layers=10_000, experts=experts)
-    with pytest.raises(ValueError, match="at least 1,966,220,021 tensors; 4,000,000 are counted at most"):
+    said = "at least 1,966,220,021 tensors; 4,000,000 are counted at most"
+    with pytest.raises(ValueError, match=said):
         accounting.tensors(absurd)
 
 

@@ -123,6 +123,7 @@ class _Comparison:
     expected: list[Difference] = field(default_factory=list)
     buffers: list[str] = field(default_factory=list)  # not learned, and on one side only
     buffer_bytes: int = 0  # of those that are derived
+    other_buffers: int = 0  # of another shape or dtype
     warnings: list[str] = field(default_factory=list)
     derived: int = 0
     derived_parameters: int = 0
@@ -185,6 +186,10 @@ class _Comparison:
         return (one._replace(name=to_inference(one.name)) for one in tensors(language))
 
     def _one(self, derived: Tensor, found: Stored, holds: Holdings) -> None:
+        if is_buffer(derived.name, found):
+            if (derived.shape, derived.dtype) != (found.shape, found.dtype):
+                self.other_buffers += 1
+            return
         if derived.shape == found.shape:
             self.parameters += derived.parameters
         else:
@@ -215,6 +220,10 @@ class _Comparison:
         if of_inference(there.files):
             self.warnings.append(
                 "the names are those of DeepSeek's inference code, which has no MTP layer"
+            )
+        if self.other_buffers:
+            self.warnings.append(
+                f"{self.other_buffers:,} buffers that are not learned have another shape or dtype"
             )
         if self.buffers:
             there_too = self.buffers[0] in there.files

@@ -87,6 +87,8 @@ class Ignored:
     def __init__(self, architecture: Architecture) -> None:
         self._prefix = architecture.prefix or _NESTED
         patterns = architecture.storage.ignored
+        # transformers takes an fp8 checkpoint's names for what is inside them or ends so, too
+        self._within = architecture.storage.format == "fp8_block"
         self._names = {self._short(one) for one in patterns if not one.startswith("re:")}
         self._patterns = [compiled(one[3:]) for one in patterns if one.startswith("re:")]
         # whether two layers or experts may differ, so that each must be looked at
@@ -96,6 +98,10 @@ class Ignored:
 
     def __contains__(self, module: str) -> bool:
         short = self._short(module)
+        if self._within and any(
+            short.startswith(f"{name}.") or short.endswith(f".{name}") for name in self._names
+        ):
+            return True
         return short in self._names or any(
             one.match(short) or one.match(self._prefix + short) for one in self._patterns
         )

@@ -133,16 +133,27 @@ def redirected(url: str, location: str, file: str) -> str:
     """Where a redirect leads; never from https to http."""
     try:
         target = urljoin(url, location)
-        followed = bool(location) and (origin(target)[0], origin(url)[0]) != ("http", "https")
+        (to, host, _), (of, here, _) = origin(target), origin(url)
+        # a hub in the world has no business with what only this machine can reach
+        followed = bool(location) and (to, of) != ("http", "https")
+        followed = followed and (_public(host) or not _public(here))
     except ValueError:  # no address at all
         followed = False
     if not followed:
         raise CheckpointError(
             f"{file}: {origin(url)[1]} redirects to {short(location)}, which isn't followed: it "
-            "must be an http or https address, and https must stay https. Check HF_ENDPOINT and "
-            "the proxy settings"
+            "must be an http or https address, https must stay https, and a public hub lead to no "
+            "private address. Check HF_ENDPOINT and the proxy settings"
         )
     return target
+
+
+def _public(host: str) -> bool:
+    """Whether a host is one of the world, as far as its name tells."""
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return host != "localhost" and not host.endswith(".localhost")
 
 
 def ranged(

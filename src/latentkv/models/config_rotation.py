@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..checkpoint.files import short
 from ..contracts import KVContract, NormContract, RopeContract
 from .config_keys import Keys
 from .families import Family, cited
-from .spec import Model
+from .spec import Model, Rotation
 from .yarn import Yarn, softmax_scale
 
 # What DeepSeek's modeling files, and transformers, take where a key is missing.
@@ -37,7 +38,7 @@ def key_value_path(family: Family, keys: Keys, norm: NormContract, key: int, hea
     if not family.model_type:
         return _own(family, keys, norm, head)
     if follows.kv.rope is None:
-        if family.model_type == "kimi_linear" and not keys.flag("mla_use_nope", True):
+        if not keys.flag("mla_use_nope", True):
             why = f"{keys.place('mla_use_nope')} is false, and code that rotates was not read"
             return Path(None, None, None, (f"key-value path: {why}.",))
         return Path(replace(follows.kv, norm=norm, key_width=key), None, softmax_scale(head, None))
@@ -87,14 +88,11 @@ def _own(family: Family, keys: Keys, norm: NormContract, head: int) -> Path:
     model = family.follows
     rotation, rope = model.rotation, model.kv.rope
     assert rotation is not None and rope is not None
-    yarn = rotation.yarn
+    yarn = _own_yarn(keys, rotation)
     positions = keys.size_or("max_position_embeddings", None)
     if positions is None:
         positions = model.max_positions.value
         keys.note("max_position_embeddings", positions, cited(model.max_positions.place))
-    for name in ("theta", "factor", "original", "beta_fast", "beta_slow", "mscale"):
-        fact = getattr(rotation, name)
-        keys.note(f"rope {name}", fact.value, f"default, {cited(fact.place)}")
     if positions <= yarn.original:
         why = (
             f"max_seq_len {positions:,} is not above {yarn.original:,}, so model.py leaves YaRN out"
@@ -107,11 +105,43 @@ def _own(family: Family, keys: Keys, norm: NormContract, head: int) -> Path:
     return _with_quant(model, norm, key, contract, yarn, softmax_scale(head, yarn))
 
 
+# The fields of model.py's ModelArgs, which its configuration may set: a Rotation's, and theirs.
+_OWN_YARN = {
+    "theta": "rope_theta",
+    "factor": "rope_factor",
+    "original": "original_seq_len",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "mscale": "mscale",
+}
+
+
+def _own_yarn(keys: Keys, rotation: Rotation) -> Yarn:
+    values: dict[str, float] = {}
+    for name, key in _OWN_YARN.items():
+        fact = getattr(rotation, name)
+        value = keys.number_or(key, None, zero=name == "mscale")
+        if value is None:
+            value = fact.value
+            keys.note(f"rope {name}", value, f"default, {cited(fact.place)}")
+        values[name] = value
+    if values["theta"] <= 1 or values["factor"] < 1:
+        keys.fail("rope_theta must be above 1, and rope_factor at least 1")
+    # model.py's one mscale is that of the softmax; cos and sin are not scaled
+    return replace(rotation.yarn, **values, mscale_all_dim=values["mscale"])
+
+
 def _ropes(keys: Keys) -> list[Keys]:
     """rope_scaling, rope_parameters, which holds the base too, or both, where they agree."""
     found = [one for one in (keys.inside("rope_scaling"), keys.inside("rope_parameters")) if one]
     if len(found) == 2:
-        for name in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+        kinds = [_kind(keys, each) for each in found]
+        if all(kinds) and kinds[0] != kinds[1]:
+            keys.fail(
+                f"{found[0].place('type')} is {short(kinds[0])} and {found[1].place('rope_type')} "
+                f"is {short(kinds[1])}: they must be equal, or one of them be removed"
+            )
+        for name in _NUMBERS:
             one, other = (each.number_or(name, None, zero=True) for each in found)
             if None not in (one, other) and one != other:
                 keys.fail(
@@ -119,6 +149,17 @@ def _ropes(keys: Keys) -> list[Keys]:
                     "they must be equal, or one of them be removed"
                 )
     return found
+
+
+_NUMBERS = (
+    "factor",
+    "mscale",
+    "mscale_all_dim",
+    "beta_fast",
+    "beta_slow",
+    "original_max_position_embeddings",
+    "attention_factor",
+)
 
 
 def _kind(keys: Keys, rope: Keys | None) -> str:

@@ -55,7 +55,7 @@ def latent_attention(family: Family, keys: Keys) -> LatentAttention:
         rope=rope,
         value=_value(family, keys, heads),
         bias=keys.flag("attention_bias"),
-        gate=keys.flag("mla_use_output_gate"),
+        gate=is_k3(family, keys) and keys.flag("mla_use_output_gate"),
     )
 
 
@@ -139,14 +139,24 @@ def _notes(family: Family, keys: Keys) -> tuple[str, ...]:
     return ()
 
 
+def _score_bias(family: Family, keys: Keys) -> bool:
+    """Whether the router has a correction.
+
+    DeepSeek-V2's has one only where the method asks for it, the others' always; that of DeepSeek's
+    own model.py where the hidden size is that of V3 and V3.2.
+    """
+    if not family.model_type:
+        return keys.size("hidden_size") == family.follows.hidden_size.value
+    usual = "greedy" if family.model_type == "deepseek_v2" else "noaux_tc"
+    return keys.word("topk_method", usual) == "noaux_tc"
+
+
 def _experts(family: Family, keys: Keys, k3: bool) -> Experts | None:
     if not keys.has("n_routed_experts"):
         if keys.has("moe_intermediate_size") and family.model_type != "minicpm3":
             keys.size("n_routed_experts")  # missing
         return None
     routed = keys.size("n_routed_experts", most=_EXPERTS)
-    # DeepSeek-V2's gate has a correction only where the method asks for it; the others' always.
-    usual = "greedy" if family.model_type == "deepseek_v2" else "noaux_tc"
     return Experts(
         routed=routed,
         active=keys.size("num_experts_per_tok", most=routed),
@@ -154,7 +164,7 @@ def _experts(family: Family, keys: Keys, k3: bool) -> Experts | None:
         width=keys.size("moe_intermediate_size"),
         hidden=keys.size("routed_expert_hidden_size") if k3 else None,
         normed=k3 and keys.flag("latent_moe_use_norm"),
-        score_bias=keys.word("topk_method", usual) == "noaux_tc",
+        score_bias=_score_bias(family, keys),
     )
 
 

@@ -9,6 +9,7 @@ from .patterns import compiled
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("fp8", "compressed-tensors")
+_MOST_PATTERNS = 100  # published lists have up to 6
 _FORMATS = ("mxfp4-pack-quantized", "pack-quantized")
 
 
@@ -99,6 +100,11 @@ def _packed(quantised: Keys, dtype: str, experts_only: bool) -> tuple[Storage | 
         )
     format_, bits, size = layouts.pop()
     ignored = quantised.words("ignore") or ()
+    if sum(one.startswith("re:") for one in ignored) > _MOST_PATTERNS:
+        return (
+            None,
+            f"{quantised.place('ignore')} has more than {_MOST_PATTERNS} regular expressions",
+        )
     for one in ignored:
         if one.startswith("re:"):
             try:
