@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import INSTRUCTION_SETS
+from hub_server import Hub, serving, shards
 
 from latentkv import _library
 
@@ -36,6 +38,20 @@ def everything_checked(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), result.stderr
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Hub]:
+    """A repository with nothing in it."""
+    with serving(tmp_path) as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(bare: Hub) -> Hub:
+    """A repository of three files."""
+    shards(bare.folder, 3, tensors=50)
+    return bare
 
 
 @pytest.fixture

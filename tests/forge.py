@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,37 @@ def index(weight_map: Any, **metadata: Any) -> bytes:
 def write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def sparse(path: Path, header: Any, data: int) -> Path:
+    """A file whose data are a hole: zeros that take no space on disk."""
+    content = safetensors(header)
+    write(path, content)
+    with path.open("r+b") as opened:
+        opened.truncate(len(content) + data)
+    return path
+
+
+BYTES = {"BF16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
+
+
+def hollow(
+    folder: Path,
+    held: Mapping[str, tuple[str, tuple[int, ...]]],
+    config: Any = None,
+    **metadata: Any,
+) -> Path:
+    """A checkpoint of one file of these tensors, {name: (dtype, shape)}, without their weights."""
+    folder.mkdir(exist_ok=True)
+    header, end = {}, 0
+    for name, (dtype, shape) in held.items():
+        begin, end = end, end + math.prod(shape) * BYTES[dtype]
+        header[name] = tensor(dtype, shape, begin, end)
+    file = sparse(folder / "model.safetensors", header, end)
+    write(folder / INDEX, index(dict.fromkeys(held, file.name), **metadata))
+    if config is not None:
+        write(folder / "config.json", json.dumps(config).encode())
+    return folder
 
 
 def checkpoint(folder: Path, weight_map: Mapping[str, str], shards: Mapping[str, bytes]) -> Path:

@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import forge
 import huggingface_hub
 import numpy as np
 import pytest
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
-from latentkv.checkpoint.contents import Checkpoint, CheckpointError
+from latentkv.checkpoint import CheckpointError
+from latentkv.checkpoint.contents import Checkpoint
 from latentkv.checkpoint.hub import Patience, read_hub
 
 QUICK = Patience(pause=0.01, silence=5.0)
@@ -329,15 +331,11 @@ def shards(folder: Path, count: int, tensors: int = 2) -> None:
         }
         save_file(held, folder / name)
         placed |= dict.fromkeys(held, name)
-    index = {"metadata": {"total_size": 64 * 17 * 2 * count}, "weight_map": placed}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    forge.write(folder / forge.INDEX, forge.index(placed, total_size=64 * 17 * 2 * count))
     (folder / "config.json").write_text('{"model_type": "kimi_k2"}')
 
 
 def large(path: Path, data_bytes: int) -> None:
     """A file with one tensor, whose zeros take no space on disk."""
-    entry = {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}
-    header = json.dumps({f"{path.stem}.weight": entry}).encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + data_bytes)
+    entry = forge.tensor("U8", [data_bytes], 0, data_bytes)
+    forge.sparse(path, {f"{path.stem}.weight": entry}, data_bytes)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-SHARED = Path(__file__).parents[2] / "shared"
-MISSING = "../shared, with the seed pages and published files, is absent"
+from helpers import NO_SHARED as MISSING  # noqa: F401 - one name for tests of pages
+from helpers import SHARED
 
 LINES = r"\d+(?:–\d+)?"
 

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from test_models import K3, V32, agrees, needs_shared
+from published import K3, V32, agrees, needs_shared
 
 from latentkv import models
 from latentkv.models.architecture import Architecture

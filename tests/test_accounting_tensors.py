@@ -10,8 +10,8 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-import seeds
 from helpers import check_python
+from published import K3_INDEX, needs_shared
 from whole_models import (
     BF16,
     E4M3,
@@ -211,10 +211,9 @@ def test_deepseek_v32_has_as_many_values_as_the_hub_says():
     assert sum(table(V32).parameters.values()) == 685_355_329_792
 
 
-@pytest.mark.skipif(not seeds.SHARED.exists(), reason=seeds.MISSING)
+@needs_shared
 def test_the_published_index_itself_has_these_names_and_this_size():
-    file = seeds.SHARED / "data" / "kimi-k3" / "model.safetensors.index.json.gz"
-    with gzip.open(file, "rt", encoding="utf-8") as opened:
+    with gzip.open(K3_INDEX, "rt", encoding="utf-8") as opened:
         index = json.load(opened)
     names, published = index["weight_map"], models.get(K3).published
     assert digest(names) == published.digest
@@ -234,6 +233,7 @@ def test_deepseek_v3_dtype_by_dtype():
     assert sum(table(V3).parameters.values()) == 684_489_845_504  # without 41,540,496 scales
 
 
+@pytest.mark.case("F24-06")
 def test_a_model_without_a_query_latent_has_its_one_projection():
     found = table(V2_LITE)  # what the published checkpoint has
     assert (found.tensors, found.bytes) == (5_291, 2 * 15_706_484_224)

@@ -30,6 +30,8 @@ KEYS = {
     "batch_invariant",
     "strided",
     "reason",
+    "versions",
+    "date",
 }
 
 THEIRS = """

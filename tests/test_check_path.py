@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import SOURCE
 from typer.testing import CliRunner
 
@@ -106,7 +108,9 @@ def test_json(theirs):
     fields = {"model", *PathReport.__dataclass_fields__}
     assert fields > {"model", *Report.__dataclass_fields__}
     for row in rows:
-        assert set(row) == fields
+        assert set(row) == fields | {"versions", "date"}
+        assert row["versions"]["torch"] == torch.__version__
+        assert datetime.date.fromisoformat(row["date"])
         assert (row["key"], row["layout"], row["roundings"]) == ("rotated", "interleaved", "result")
         assert (row["latent"], row["rules"], row["group"]) == ("quantised", ["act_quant"], 128)
         assert row["follows"] == (row["model"] == "deepseek-v3.2-exp")

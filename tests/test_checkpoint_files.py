@@ -10,9 +10,9 @@ from pathlib import Path
 import forge
 import pytest
 
-from latentkv.checkpoint import files
-from latentkv.checkpoint.contents import CheckpointError
+from latentkv.checkpoint import CheckpointError
 from latentkv.checkpoint.index import parse_index
+from latentkv.reading import files
 
 MIB = 1 << 20
 

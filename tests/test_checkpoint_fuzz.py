@@ -21,7 +21,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentkv.checkpoint.contents import DTYPES, CheckpointError, Stored
+from latentkv.checkpoint import CheckpointError
+from latentkv.checkpoint.contents import DTYPES, Stored
 from latentkv.checkpoint.header import header_length, parse_header
 from latentkv.checkpoint.index import Index, parse_index
 from latentkv.checkpoint.local import read_local

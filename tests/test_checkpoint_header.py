@@ -12,7 +12,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from latentkv.checkpoint.contents import DTYPES, CheckpointError, Stored
+from latentkv.checkpoint import CheckpointError
+from latentkv.checkpoint.contents import DTYPES, Stored
 from latentkv.checkpoint.header import LONGEST, header_length, parse_header, read_header
 
 # Byte by byte: 8 bytes of length (120 = 0x78), the header padded with spaces, then 28 of data.

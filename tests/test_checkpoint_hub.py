@@ -7,15 +7,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hub_server import COMMIT, Fault, Hub, large, read, serving, shards
+from hub_server import COMMIT, Fault, Hub, large, read, shards
 from safetensors.numpy import save_file
 
-from latentkv.checkpoint.contents import CheckpointError, Stored
+from latentkv.checkpoint import CheckpointError
+from latentkv.checkpoint.contents import Stored
 from latentkv.checkpoint.hub import read_hub
 from latentkv.checkpoint.local import read_local
 
@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with serving(tmp_path) as hub:
-        yield hub
+def hub(bare: Hub) -> Hub:
+    """One that each test fills."""
+    return bare
 
 
 def test_a_repository_says_what_its_folder_says(hub):

@@ -6,34 +6,18 @@ import dataclasses
 import re
 import socket
 import time
-from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from hub_server import PIECE, QUICK, Fault, Hub, large, read, refused, serving, shards
+from hub_server import PIECE, QUICK, Fault, Hub, large, read, refused
 
+from latentkv.checkpoint import CheckpointError
 from latentkv.checkpoint.answers import redirected
-from latentkv.checkpoint.contents import CheckpointError
 from latentkv.checkpoint.local import read_local
 
 INDEX = "model.safetensors.index.json"
 LAST = "model-00003-of-00003.safetensors"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    """A repository of three files."""
-    with serving(tmp_path) as hub:
-        shards(hub.folder, 3, tensors=50)
-        yield hub
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Hub]:
-    """A repository with nothing in it."""
-    with serving(tmp_path) as hub:
-        yield hub
 
 
 def ranges(hub: Hub, on: str) -> list[str]:

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hub_server import Fault, Hub, read, refused, serving, shards
+from hub_server import Fault, read, refused, shards
 from safetensors.numpy import save_file
 
-from latentkv.checkpoint.contents import CheckpointError
+from latentkv.checkpoint import CheckpointError
 from latentkv.checkpoint.local import read_local
 
 INDEX = "model.safetensors.index.json"
 LAST = "model-00003-of-00003.safetensors"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    """A repository of three files."""
-    with serving(tmp_path) as hub:
-        shards(hub.folder, 3, tensors=50)
-        yield hub
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Hub]:
-    """A repository with nothing in it."""
-    with serving(tmp_path) as hub:
-        yield hub
 
 
 # Refusals

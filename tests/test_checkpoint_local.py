@@ -15,9 +15,10 @@ import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
-from helpers import NO_SHARED, SHARED
+from published import K3_INDEX, needs_shared
 
-from latentkv.checkpoint.contents import CheckpointError, Stored
+from latentkv.checkpoint import CheckpointError
+from latentkv.checkpoint.contents import Stored
 from latentkv.checkpoint.index import Index, parse_index
 from latentkv.checkpoint.local import read_local
 
@@ -118,7 +119,7 @@ def test_without_an_index_model_safetensors_is_the_checkpoint(tmp_path: Path):
 
 
 def test_parts_may_be_numbered_with_any_width(tmp_path: Path):
-    """Kimi K3's are model-00001-of-000096.safetensors."""
+    """Kimi K3_INDEX's are model-00001-of-000096.safetensors."""
     forge.write(tmp_path / "model-00001-of-000002.safetensors", forge.shard("a"))
     forge.write(tmp_path / "model-00002-of-000002.safetensors", forge.shard("b"))
     assert set(read_local(tmp_path).files) == {"a", "b"}
@@ -217,10 +218,9 @@ def test_an_error_of_the_disk_is_told(sound: Path, monkeypatch: pytest.MonkeyPat
 
 
 STATUS = Path("/proc/self/status")
-K3 = SHARED / "data" / "kimi-k3" / "model.safetensors.index.json.gz"
 
 
-@pytest.mark.skipif(not K3.exists(), reason=NO_SHARED)
+@needs_shared
 @pytest.mark.skipif(not STATUS.exists(), reason="the system doesn't tell a process's peak memory")
 def test_kimi_k3s_index_is_read_in_bounded_memory():
     """Measured in a process of its own: 0.8 to 1.1 s and 256 MB, 75 of them names (2026-11)."""
@@ -233,7 +233,7 @@ def test_kimi_k3s_index_is_read_in_bounded_memory():
         "print(json.dumps([len(read.files), len(set(map(id, read.files.values()))),\n"
         "    read.declared_bytes, peak, 'torch' in sys.modules]))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code, K3], capture_output=True, check=True)
+    run = subprocess.run([sys.executable, "-c", code, K3_INDEX], capture_output=True, check=True)
     tensors, files, declared, peak, torch_too = json.loads(run.stdout)
     assert (tensors, files, declared, torch_too) == (497_220, 96, 1_560_860_324_864, False)
     assert peak / 1024 < 330

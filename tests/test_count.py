@@ -9,42 +9,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import configs
 import pytest
 from checkpoints import TINY, derived, write
-from helpers import NO_SHARED, SHARED
 from hub_server import Fault, serving
+from published import K3_INDEX, needs_shared
 from typer.testing import CliRunner
 
 from latentkv import accounting, models
 from latentkv.cli import app
 
-INDEX = SHARED / "data" / "kimi-k3" / "model.safetensors.index.json.gz"
-CONFIG = {
-    "model_type": "deepseek_v3",
-    "vocab_size": TINY.vocabulary,
-    "hidden_size": TINY.hidden,
-    "num_hidden_layers": TINY.layers,
-    "first_k_dense_replace": 1,
-    "intermediate_size": TINY.dense_width,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "num_attention_heads": 2,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "num_nextn_predict_layers": 1,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 64,
-    "rope_theta": 10000.0,
-    "topk_method": "noaux_tc",
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-}
+CONFIG = configs.small(
+    vocab_size=TINY.vocabulary,
+    hidden_size=TINY.hidden,
+    num_hidden_layers=TINY.layers,
+    intermediate_size=TINY.dense_width,
+    num_nextn_predict_layers=TINY.mtp_layers,
+    kv_lora_rank=TINY.attention.kv_rank,
+    qk_rope_head_dim=TINY.attention.rope,
+    v_head_dim=TINY.attention.value,
+    rms_norm_eps=1e-6,
+)
 KV = "model.layers.1.self_attn.kv_a_layernorm.weight"
 TOTAL = accounting.tree(TINY).root.total
 
@@ -217,16 +202,22 @@ def test_a_checkpoint_without_a_config_is_recognised_by_its_names_or_refused(fol
     assert "does not match" in result.stdout
 
 
-@pytest.mark.skipif(not INDEX.exists(), reason=NO_SHARED)
+@needs_shared
 @pytest.mark.parametrize("beside", [True, False])
 def test_kimi_k3s_published_index(tmp_path, beside):
-    index = INDEX
+    index = K3_INDEX
     if not beside:  # without its config.json: known by its names
-        index = tmp_path / INDEX.name
-        index.write_bytes(INDEX.read_bytes())
+        index = tmp_path / K3_INDEX.name
+        index.write_bytes(K3_INDEX.read_bytes())
     told = counted(index)
-    assert told["found"] == {"tensors": 497220, "parameters": None, "bytes": 1560860324864}
-    assert told["report"]["matches"] and told["model"].lower().endswith("k3")
+    assert told["found"] == {
+        "tensors": 497220,
+        "parameters": None,
+        "bytes": 1560860324864,
+        "declared": True,
+    }
+    assert told["report"]["matches"] and told["report"]["warnings"] == []
+    assert told["model"].lower().endswith("k3")
 
 
 def test_a_config_whose_sizes_are_not_all_known_gives_what_the_headers_say(tmp_path):

@@ -39,6 +39,7 @@ def test_each_line_of_what_is_accepted_names_tests_that_exist():
         "README.md",
         "CONTRIBUTING.md",
         "docs/accounting.md",
+        "docs/atlas.md",
         "docs/caches.md",
         "docs/numerics.md",
         "docs/integrations.md",

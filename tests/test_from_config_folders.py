@@ -229,7 +229,7 @@ def test_an_mtp_layer_is_counted_as_the_configuration_does_and_pointed_out(tmp_p
     built(lambda: v3(num_mtp_layers=1), torch.bfloat16).save_pretrained(tmp_path)
     ours = from_config(tmp_path)
     assert ours.architecture is not None and ours.architecture.mtp_layers == 1
-    assert any(one.startswith("MTP: ") and "transformers neither" in one for one in ours.notes)
+    assert any(one.topic == "MTP" and "transformers neither" in one.text for one in ours.notes)
     without = dataclasses.replace(ours.architecture, mtp_layers=0)
     names = {one.name for one in accounting.tensors(without)}
     assert names == written(tmp_path).keys()

@@ -3,16 +3,13 @@
 import copy
 import io
 import pickle
-import re
 import sys
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
-import eager
 import pytest
 import torch
 from helpers import ORDERS, assert_same, contract, random_gain, random_rows, share_and_ulp
+from host_models import QUERY_WIDTH, WIDTH, Attention, Host, Norm, config
 
 from latentkv import LatentRMSNorm, definition, models, replace_latent_norms
 from latentkv.integrations import restore_latent_norms
@@ -20,7 +17,6 @@ from latentkv.integrations import restore_latent_norms
 KV = ["model.layers.0.self_attn.kv_a_layernorm", "model.layers.1.self_attn.kv_a_layernorm"]
 NAMES = {"DeepseekV3": KV, "DeepseekV32": KV, "KimiLinear": KV[1:]}  # Kimi's first layer is linear
 ORDER = dict.fromkeys(NAMES, "cast_then_gain") | {"DeepseekV32": "gain_then_cast"}
-WIDTH, QUERY_WIDTH = 32, 48
 AFTER = contract(WIDTH, "gain_then_cast")
 # The range: logits far enough apart for a greedy choice.
 SIZES = dict(
@@ -58,44 +54,6 @@ def tiny(name, dtype=torch.bfloat16):
 def logits(model):
     with torch.no_grad():
         return model(IDS).logits
-
-
-class Norm(torch.nn.Module):
-    def __init__(self, width=WIDTH, eps=1e-6):
-        super().__init__()
-        self.weight = torch.nn.Parameter(random_gain(width))
-        self.variance_epsilon = eps
-
-    def forward(self, x):
-        return eager.kimi(x, self.weight, self.variance_epsilon)
-
-
-class Attention(torch.nn.Module):
-    def __init__(self, **norms):
-        super().__init__()
-        for name, norm in (norms or {"kv_a_layernorm": Norm()}).items():
-            setattr(self, name, norm)
-
-    def forward(self, x):
-        return self.kv_a_layernorm(x)
-
-
-class Host(torch.nn.Module):
-    """Somebody's model: layers in a ModuleList, a config or none."""
-
-    def __init__(self, *layers, config=None):
-        super().__init__()
-        self.layers = torch.nn.ModuleList(layers or [Attention(), Attention()])
-        self.config = config
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def config(model_type="deepseek_v3", **more):
-    return SimpleNamespace(model_type=model_type, **more)
 
 
 @every_dtype
@@ -178,15 +136,6 @@ def test_checkpoints_go_both_ways(name):
         fresh.load_state_dict(torch.load(file, weights_only=True), assign=assign)
         replace_latent_norms(fresh)
         assert_same(logits(fresh), right)
-
-
-def test_the_example_in_the_documents_runs(capsys):
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    page = (Path(__file__).parents[1] / "docs/integrations.md").read_text(encoding="utf-8")
-    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
-    exec(compile(code, "docs/integrations.md", "exec"), {})
-    said = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
-    assert capsys.readouterr().out.splitlines() == said and len(said) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,11 @@ import subprocess
 import sys
 
 import pytest
-import seeds
+from published import K3, K3_INDEX, V32, agrees, needs_shared
 
 from latentkv import models
 from latentkv.models.spec import Fact, File, Lines, Model, Place
 
-K3 = seeds.SHARED / "data" / "kimi-k3"
-V32 = seeds.SHARED / "data" / "deepseek-v3.2-exp"
-
-needs_shared = pytest.mark.skipif(not seeds.SHARED.exists(), reason=seeds.MISSING)
 every_model = pytest.mark.parametrize("name", models.names())
 
 
@@ -178,12 +174,6 @@ def test_no_torch():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def agrees(fact: Fact, text: str, key: str) -> None:
-    """The lines that the fact cites hold this key, and its value."""
-    line = text.splitlines()[fact.place.lines[0].first - 1]
-    assert json.loads("{" + line.strip().rstrip(",") + "}") == {key: fact.value}
-
-
 @needs_shared
 def test_kimi_k3_agrees_with_its_published_configuration():
     model, text = models.get("kimi-k3"), (K3 / "config.json").read_text("utf-8")
@@ -215,7 +205,7 @@ def test_kimi_k3_agrees_with_its_published_configuration():
 
 @needs_shared
 def test_kimi_k3s_published_index_holds_as_many_gains():
-    with gzip.open(K3 / "model.safetensors.index.json.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(K3_INDEX, "rt", encoding="utf-8") as file:
         names = json.load(file)["weight_map"]
     model = models.get("kimi-k3")
     suffix = f".self_attn.{model.kv_latent_norm.module}.weight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from latentkv import accounting, models
-from latentkv.checkpoint.naming import of_inference, to_inference, to_published
+from latentkv.checkpoint.naming import of_inference, to_inference
 
 BOTH = {
     "model.embed_tokens.weight": "embed.weight",
@@ -34,17 +34,14 @@ BOTH = {
 @pytest.mark.parametrize("published", BOTH)
 def test_the_table_of_names(published):
     assert to_inference(published) == BOTH[published]
-    assert to_published(BOTH[published]) == published
 
 
 @pytest.mark.parametrize("name", ["kimi-k2", "deepseek-v3.2-exp"])
-def test_every_name_comes_back_and_no_two_become_one(name):
+def test_no_two_names_become_one(name):
     model = models.get(name)
     extra = f"model.layers.{model.layers.value}."  # the MTP layer, which inference has no name for
     names = [one.name for one in accounting.tensors(model) if not one.name.startswith(extra)]
-    renamed = [to_inference(one) for one in names]
-    assert len(set(renamed)) == len(names)
-    assert [to_published(one) for one in renamed] == names
+    assert len({to_inference(one) for one in names}) == len(names)
 
 
 def test_a_checkpoint_shows_whose_names_it_has():

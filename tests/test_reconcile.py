@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from checkpoints import KIMI, TINY, derived, write
-from helpers import NO_SHARED, SHARED
+from published import K3_INDEX, needs_shared
 
 from latentkv import accounting, models
 from latentkv.accounting import reconcile
@@ -16,7 +16,6 @@ from latentkv.checkpoint import CheckpointError, read
 from latentkv.checkpoint.naming import to_inference
 from latentkv.models.architecture import Storage
 
-INDEX = SHARED / "data" / "kimi-k3" / "model.safetensors.index.json.gz"
 FP8 = dataclasses.replace(TINY, storage=Storage(format="fp8_block", block=(16, 16)))
 INT4 = dataclasses.replace(TINY, storage=Storage(format="int", group=16, quantised="experts"))
 STORED = {"plain": TINY, "fp8": FP8, "int4": INT4, "mxfp4": KIMI}
@@ -132,8 +131,18 @@ def test_an_index_alone_gives_names_and_total_size(tmp_path):
     index = write(tmp_path, derived(TINY), shards=2) / "model.safetensors.index.json"
     report = reconcile(TINY, index)
     assert report.matches
-    assert report.found == dataclasses.replace(report.derived, parameters=None)
+    assert report.found == dataclasses.replace(report.derived, parameters=None, declared=True)
     assert "by name and total size" in report.verdict
+
+
+def test_an_index_alone_that_declares_other_parameters_is_told(tmp_path):
+    declared = {"total_size": 7, "total_parameters": 9}
+    write(tmp_path, derived(TINY), shards=2, metadata=declared)
+    index = tmp_path / "model.safetensors.index.json"
+    report = reconcile(TINY, index)
+    assert report.found == accounting.totals(read(index))
+    assert (report.found.parameters, report.found.bytes, report.found.declared) == (9, 7, True)
+    assert "declares 9 parameters" in report.warnings[1]
 
 
 def test_an_index_alone_with_another_total_does_not_match(tmp_path):
@@ -162,16 +171,9 @@ def test_an_index_with_other_names_does_not_match(tmp_path):
     assert not report.matches
 
 
-@pytest.mark.skipif(not INDEX.exists(), reason=NO_SHARED)
-def test_kimi_k3_matches_its_published_index():
-    report = reconcile(models.get("kimi-k3"), INDEX)
-    assert report.matches and report.warnings == ()
-    assert report.found == accounting.Side(497_220, None, 1_560_860_324_864)
-
-
-@pytest.mark.skipif(not INDEX.exists(), reason=NO_SHARED)
+@needs_shared
 def test_kimi_k2_does_not_match_the_index_of_kimi_k3():
-    report = reconcile(models.get("kimi-k2"), INDEX)
+    report = reconcile(models.get("kimi-k2"), K3_INDEX)
     assert not report.matches
     # its 61 buffers are not learned, so that a checkpoint may lack them
     assert len(report.missing) == report.derived.tensors - 61 == 139_583
@@ -286,7 +288,7 @@ def test_sizes_of_absurd_models_are_refused_before_a_name_is_made():
 def test_packed_words_of_other_writers(tmp_path, name, shape, dtype, config, values):
     held = {f"a.{name}": torch.zeros(shape, dtype=dtype), "a.weight_scale": torch.zeros(64, 1)}
     folder = write(tmp_path, held, config={"quantization_config": config})
-    found = accounting.found(read(folder))
+    found = accounting.totals(read(folder))
     assert found.parameters == values
 
 
@@ -302,4 +304,4 @@ def test_a_caches_scales_are_no_parameters(tmp_path):
         "a.self_attn.v_scale": torch.zeros(()),
         "a.k_scale": torch.zeros(7),
     }
-    assert accounting.found(read(write(tmp_path, held))).parameters == 7
+    assert accounting.totals(read(write(tmp_path, held))).parameters == 7

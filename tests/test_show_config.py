@@ -48,7 +48,7 @@ def test_the_page_fits_its_width_and_says_what_json_says(kind, columns, tmp_path
     said += [one["width_origin"] for one in page["norms"]]
     said += [one["eps_origin"] for one in page["norms"]]
     said += [f"{one['parameters']:,}" for one in page["totals"]]
-    said += [one.partition(": ")[2] for one in (*page["notes"], *page["unknown"])]
+    said += [one["text"] for one in (*page["notes"], *page["unknown"])]
     text = words(result.stdout)
     assert not [one for one in said if words(one) not in text]
 
@@ -71,7 +71,7 @@ def test_a_folder_its_file_and_a_file_beside_have_the_same_page(tmp_path, monkey
     assert page["path"]["rope"]["low"] == 10
     # (16 + 64) values of 2 bytes, in 4 layers
     assert [one["bytes_per_token"] for one in page["records"]] == [640]
-    assert any("rms_norm_eps is 1e-05" in note for note in page["notes"])
+    assert any("rms_norm_eps is 1e-05" in note["text"] for note in page["notes"])
 
 
 def test_a_latent_of_some_layers_alone_is_cached_in_those(tmp_path):

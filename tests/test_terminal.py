@@ -237,7 +237,7 @@ def test_an_unknown_model_is_misuse(given, nearest):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["show", "kimi-k2", "norm", "more"], "norm"),
+        (["show", "kimi-k2", "norm", "more"], "more"),
         (["show", "--yaml"], "--yaml"),
         (["shw"], "show"),
         ([], "show"),

@@ -24,5 +24,5 @@ def model_or_config(given: str) -> models.Model | models.Configured:
 def check_path_known(chosen: models.Model | models.Configured | None) -> None:
     """Raises ValueError, with the reason, where a configuration gives no key-value path."""
     if chosen is not None and chosen.kv is None:
-        why = " ".join(one for one in chosen.unknown if one.startswith("key"))
+        why = " ".join(str(one) for one in chosen.unknown if one.topic == "key-value path")
         raise ValueError(f"{chosen.file}: {why} Its norm can be checked: leave out path")

@@ -9,8 +9,10 @@ from typing import Any
 from .models.spec import File, Model, Place
 
 
-def cited(model: Model) -> dict[File, str]:
+def cited(model: Model, *more: Any) -> dict[File, str]:
     """Every file in which one of the model's facts stands, and its name in a citation.
+
+    Those of ``more`` facts, which no model holds, come last.
 
     Not those of ``sizes``, which the page of a norm doesn't show.
 
@@ -19,19 +21,20 @@ def cited(model: Model) -> dict[File, str]:
     """
     shown = dataclasses.replace(model, sizes=())
     # the norm first: the model's own code leads the list
-    files = dict.fromkeys(place.file for place in _places((model.kv_latent_norm, shown)))
+    files = dict.fromkeys(place.file for place in places((model.kv_latent_norm, shown, more)))
     return {file: _name(file, [other for other in files if other != file]) for file in files}
 
 
-def _places(value: Any) -> Iterator[Place]:
+def places(value: Any) -> Iterator[Place]:
+    """Every place in a fact, a dataclass of facts, or a tuple of these."""
     if isinstance(value, Place):
         yield value
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from _places(getattr(value, field.name))
+            yield from places(getattr(value, field.name))
     elif isinstance(value, tuple):
         for item in value:
-            yield from _places(item)
+            yield from places(item)
 
 
 def _name(file: File, others: list[File]) -> str:

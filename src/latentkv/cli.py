@@ -17,7 +17,10 @@ import typer
 
 from . import __version__, models
 from .chosen import check_path_known, model_or_config
+from .circumstances import today, versions
+from .cli_atlas import atlas
 from .cli_count import count
+from .cli_show import show
 from .command import JsonOption, fail, print_json, status
 
 app = typer.Typer(
@@ -66,71 +69,7 @@ def _options(
     pass
 
 
-@app.command()
-def show(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A model's name or repository, in any case: "
-            + ", ".join(models.names())
-            + "; or the path of another model's config.json, or of its folder. Without it, the "
-            "three side by side.",
-            metavar="MODEL",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a model's latent norm and the key-value compression around it.
-
-    Of the norm: formula, eps, arithmetic, shapes, parameters, code, sources. Of the compression:
-    steps, shapes, parameters, rotation, softmax scale, and the cache's records byte by byte.
-    Of a configuration: the contracts that follow from it, each value's origin, and what can't be
-    said from it. Without MODEL, the models stand side by side, their differences marked and
-    explained.
-    """
-    from .describe import page
-
-    if model is not None:
-        try:
-            chosen = model_or_config(model)
-        except ValueError as error:
-            fail(str(error))
-        if not isinstance(chosen, models.Model):
-            _show_config(chosen, as_json)
-            return
-        shown = page(chosen)
-        if as_json:
-            print_json(shown.as_json())
-            return
-        from .terminal import Pages
-
-        Pages().page(shown)
-        return
-
-    every = [models.get(name) for name in models.names()]
-    pages = [page(one) for one in every]
-    if as_json:
-        print_json([one.as_json() for one in pages])
-        return
-    from .compare import compare
-    from .terminal import Pages
-
-    Pages().comparison(compare(every), pages)
-
-
-def _show_config(chosen: models.Configured, as_json: bool) -> None:
-    from .config_page import config_page
-
-    shown = config_page(chosen)
-    if as_json:
-        print_json(shown.as_json())
-        return
-    from .terminal_config import ConfigPages
-
-    ConfigPages().config(shown)
-
-
+app.command()(show)
 app.command()(count)
 
 
@@ -250,7 +189,10 @@ def check(
                 hint = f"; did you mean `{command}`?"
             fail(f"{error}{hint}")
     if as_json:
-        print_json([{"model": one.model, **one.report.as_json()} for one in survey.results])
+        measured = {"versions": versions(), "date": today()}
+        print_json(
+            [{"model": one.model, **one.report.as_json(), **measured} for one in survey.results]
+        )
         for entry in survey.skipped:
             print(f"skipped: {entry.name}: {entry.reason}", file=sys.stderr)
     else:
@@ -309,6 +251,9 @@ def bench(
     print_bench(chosen, component, measurements)
     if busy:
         print(f"\n{busy}")
+
+
+app.command()(atlas)
 
 
 def _chosen(

@@ -15,7 +15,7 @@ from .compression import _quantises, _rotates
 from .contracts import KVContract, NormContract
 from .describe import _ARITHMETIC, _formula, plain
 from .models.architecture import Architecture
-from .models.configured import Configured, Value
+from .models.configured import Configured, Note, Value
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class ConfigPage:
     totals: tuple[Total, ...]
     parts: tuple[Part, ...]
     values: tuple[Value, ...]
-    notes: tuple[str, ...]
-    unknown: tuple[str, ...]
+    notes: tuple[Note, ...]
+    unknown: tuple[Note, ...]
 
     def as_json(self) -> dict[str, Any]:
         """Dictionaries, lists, strings, numbers, booleans and None; tuples become lists."""

@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 
 from . import models
-from .accounting import Report, Side, Tree, found, reconcile, tensors, tree
+from .accounting import Report, Side, Tree, reconcile, tensors, totals, tree
 from .checkpoint import Checkpoint, CheckpointError, Progress, read
-from .models.configured import Configured, Value
+from .models.configured import ARITHMETIC, Configured, Note, Value, cited
 from .verdict import BY_NAME_AND_SIZE, matched, unchecked, underived
 
 _CONFIGURATION = re.compile(r"config(_.*)?\.json")  # DeepSeek's own are config_671B.json and so on
@@ -73,13 +73,14 @@ def count(
 
     Raises:
         CheckpointError, models.ConfigError, models.UnknownModelError: each says what to do.
-        ValueError: a config.json alone that doesn't give all sizes.
+        ValueError: a config.json alone that doesn't give all sizes; options that don't go with a
+            model's name.
     """
     against = None if model is None else models.get(model)
     if "/" not in what and (_is_name(what) or not os.path.exists(what)):
         named = _named(what)
         if against is not None or revision is not None:
-            raise CheckpointError(
+            raise ValueError(
                 f"{what} is a model's name, which reads no checkpoint: --model and --revision go "
                 f"with a path or a repository, such as {named.repository}"
             )
@@ -104,27 +105,23 @@ def count(
     if configured.architecture is None:
         why = "; ".join(_counting(configured.unknown))
         return Count(
-            configured.display,
-            None,
-            found(there),
-            None,
-            configured.values,
-            underived(why),
-            _counting(configured.notes),
+            model=configured.display,
+            tree=None,
+            found=totals(there),
+            report=None,
+            sizes=configured.values,
+            verdict=underived(why),
+            notes=_counting(configured.notes),
         )
     return _compared(there, configured, _said(configured))
-
-
-# What a configuration's notes may be about that changes no count.
-_ARITHMETIC = ("eps:", "rounding:", "rotation:", "key-value path:", "softmax scale:")
 
 
 def _said(configured: Configured) -> tuple[str, ...]:
     return _counting((*configured.notes, *configured.unknown))
 
 
-def _counting(notes: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(note for note in notes if not note.startswith(_ARITHMETIC))
+def _counting(notes: tuple[Note, ...]) -> tuple[str, ...]:
+    return tuple(str(note) for note in notes if note.topic not in ARITHMETIC)
 
 
 def _explained(what: str, error: str) -> str:
@@ -167,19 +164,27 @@ def _derived(model: models.Model | Configured) -> Count:
             f"{published.tensors:,} tensors and {published.bytes:,} bytes in all "
             f"({published.source})",
         )
-    return Count(model.display, tree(model), None, None, _sizes(model), verdict, notes)
+    return Count(
+        model=model.display,
+        tree=tree(model),
+        found=None,
+        report=None,
+        sizes=_sizes(model),
+        verdict=verdict,
+        notes=notes,
+    )
 
 
 def _compared(there: Checkpoint, model: models.Model | Configured, notes: tuple[str, ...]) -> Count:
     report = reconcile(model, there)
     return Count(
-        model.display,
-        tree(model),
-        report.found,
-        report,
-        _sizes(model),
-        report.verdict,
-        (*notes, *report.warnings),
+        model=model.display,
+        tree=tree(model),
+        found=report.found,
+        report=report,
+        sizes=_sizes(model),
+        verdict=report.verdict,
+        notes=(*notes, *report.warnings),
     )
 
 
@@ -188,8 +193,7 @@ def _sizes(model: models.Model | Configured) -> tuple[Value, ...]:
         return model.values
     facts = [(name, getattr(model, name)) for name in _FACTS]
     return tuple(
-        Value(name, fact.value, f"{fact.place.file.address} {fact.place.label}")
-        for name, fact in (*facts, *model.sizes)
+        Value(name, fact.value, cited(fact.place)) for name, fact in (*facts, *model.sizes)
     )
 
 

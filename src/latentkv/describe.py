@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from ._source import Definition, definition
-from .citations import cited
-from .compression import Compression, compression
-from .contracts import NormContract
-from .models.spec import File, LatentNorm, Model, Place, Source
-from .parameters import Parameters, parameters
-from .verdict import matched, unchecked
+from ._source import Definition
+from .compression import Compression, Record, Rotation, Setting, Softmax, Weight
+from .models.spec import COMPONENTS, Model
+from .parameters import Parameters
 
 DEFINITION = ("definition/norm.py", "rms_norm")
+
+
+class UnknownComponentError(ValueError):
+    """A model has no component of this name; the message lists those that it has."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,16 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Code:
-    """Where the model's own code is, and the definition, which is shown in its place."""
+    """Where the model's own code is, and the definition, which is shown in its place.
+
+    ``definition`` is None where the definition has no function for it; ``note`` says why.
+    """
 
     file: str
     heading: str
     ranges: tuple[str, ...]
-    definition: Definition
+    definition: Definition | None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,77 +182,104 @@ class Page:
 
 
 @dataclass(frozen=True)
-class NormPage(Page):
-    """The key-value latent norm, with the compression around it."""
+class RmsNormPage(Page):
+    """The norm of a latent."""
 
     parameters: Parameters
     module: Module
     eps: Eps
     order: str
+
+
+@dataclass(frozen=True)
+class NormPage(RmsNormPage):
+    """The key-value latent norm, with the compression around it."""
+
     compression: Compression
+
+
+@dataclass(frozen=True)
+class MatrixPage(Page):
+    """A projection, with its tensor as the checkpoint names it."""
+
+    parameters: Parameters
+    weight: Weight
+
+
+@dataclass(frozen=True)
+class RotationPage(Page):
+    """The shared key's rotation: ``rotation`` is None where nothing is rotated."""
+
+    rotation: Rotation | None
+    softmax: Softmax
+
+
+@dataclass(frozen=True)
+class CachePage(Page):
+    """What one token leaves in a layer's cache, in each record that the contract allows."""
+
+    max_positions: Setting
+    records: tuple[Record, ...]
 
 
 # The order in which JSON has them.
 _KEYS = (
     "model title path call learned summary module formula eps order input output arithmetic "
-    "parameters verdict compression code sources files component accounting"
+    "parameters verdict compression weight rotation softmax max_positions records "
+    "code sources files component accounting"
 ).split()
 
 
 def page(model: Model) -> NormPage:
     """The page of a model's key-value latent norm, with the compression around it."""
-    norm, contract = model.kv_latent_norm, model.norms.kv_latent
-    names = cited(model)
-    counted = parameters(model, (contract.width,))
-    return NormPage(
-        model=model.display,
-        component="norm",
-        title=norm.title,
-        path=(
-            f"{model.layers.value} {norm.container}",
-            f"{model.instances} {norm.counted}",
-            *norm.path,
-        ),
-        call=Call(norm.call.value, names[norm.call.place.file], norm.call.place.lines[0].first),
-        learned=True,
-        summary=(
-            "At each position, the features are divided by their root mean square; "
-            "a learned gain then multiplies them."
-        ),
-        module=_module(norm, contract),
-        formula=_formula(norm.gain, contract.eps),
-        eps=_eps(norm, contract, names),
-        order=contract.order,
-        input=_tensor(
-            norm,
-            norm.input,
-            contract,
-            dtype="bfloat16, float16 or float32",
-            note=f"the first {contract.width:,} of the {model.down_width:,} features that the "
-            "down-projection gives",
-        ),
-        output=_tensor(norm, norm.output, contract, dtype=_OUTPUT[contract.order], note=""),
-        arithmetic=Arithmetic(
-            _ARITHMETIC[contract.order],
-            _ROUNDINGS[contract.order],
-            names[norm.arithmetic.file],
-            norm.arithmetic.label,
-        ),
-        accounting=(Row("Learned gain", counted.calculation.per_instance, counted.per_instance),),
-        parameters=counted,
-        verdict=(matched if norm.tensors_match else unchecked)("feature width"),
-        compression=compression(model),
-        code=Code(
-            names[norm.code.file],
-            _heading(norm.code),
-            tuple(map(str, norm.code.lines)),
-            definition(*DEFINITION),
-        ),
-        sources=tuple(map(_card, norm.sources)),
-        files=tuple(
-            CitedFile(name, file.repository, file.path, file.revision, file.copy_of)
-            for file, name in names.items()
-        ),
+    from .describe_norms import latent_norm  # it takes its parts from here
+
+    return latent_norm(model)
+
+
+def components(model: Model) -> tuple[str, ...]:
+    """The components of a model's key-value path that have a page, in the order of the data."""
+    return tuple(name for name in COMPONENTS if name not in lacking(model))
+
+
+def lacking(model: Model) -> dict[str, str]:
+    """The components that other models have, and why this one has none."""
+    if model.kv.quant is None:
+        return {"quantisation": "its contract caches the normalised latent as it is"}
+    return {}
+
+
+def component(model: Model, name: str) -> Page:
+    """The page of one component of a model's key-value path.
+
+    Arguments:
+        name: one of `components`, in any case, surrounding blanks ignored.
+
+    Returns a NormPage for "norm", an RmsNormPage for "query-norm", a MatrixPage for the two
+    projections, a RotationPage, a CachePage, else a Page.
+
+    Raises UnknownComponentError, a ValueError, with those that there are.
+    """
+    from .describe_components import build
+
+    return build(model, component_name(model, name))
+
+
+def component_name(model: Model, given: str) -> str:
+    """The name as `components` has it. Raises UnknownComponentError where it has none."""
+    found = given.strip().lower()
+    if found in components(model):
+        return found
+    missing = lacking(model)
+    shown = given if len(given) <= 60 else f"{given[:57]}..."
+    listed = f"Components: {', '.join(components(model))}"
+    if found in missing:
+        raise UnknownComponentError(f"{model.display} has no {found}: {missing[found]}. {listed}")
+    near = get_close_matches(found, components(model), n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]}?" if near else "."
+    without = "".join(f". It has no {name}: {why}" for name, why in missing.items())
+    raise UnknownComponentError(
+        f"unknown component {shown!r} of {model.display}{hint} {listed}{without}"
     )
 
 
@@ -260,77 +293,6 @@ _ARITHMETIC = {
         "a single cast back to the input type comes last."
     ),
 }
-_ROUNDINGS = {"cast_then_gain": 2, "gain_then_cast": 1}  # to the types of input and output
-_OUTPUT = {
-    "cast_then_gain": "PyTorch's promotion of the input's and the gain's",
-    "gain_then_cast": "the input's, whatever the gain's is",
-}
-
-
-def _module(norm: LatentNorm, contract: NormContract) -> Module:
-    file = norm.code.file
-    gain = Gain(
-        "weight",
-        norm.gain,
-        contract.width,
-        norm.gain_dtype.value,
-        norm.gain_dtype.note,
-        "each normalisation instance has a learned gain vector of its own",
-    )
-    return Module(norm.module, norm.class_name, file.repository, file.path, file.revision, gain)
-
-
-def _eps(norm: LatentNorm, contract: NormContract, names: dict[File, str]) -> Eps:
-    config, file = norm.eps_config, norm.eps_config.place.file
-    return Eps(
-        value=contract.eps,
-        origin=(
-            f"The default of {norm.class_name}, ε = {scientific(contract.eps)}, applies: "
-            "the norm is constructed without another."
-        ),
-        file=names[norm.eps.file],
-        lines=norm.eps.label,
-        config=Config(
-            config.value,
-            config.value != contract.eps,
-            config.note,
-            file.repository,
-            file.copy_of,
-            names[file],
-            file.revision,
-            config.place.label,
-        ),
-    )
-
-
-def _tensor(
-    norm: LatentNorm, symbol: str, contract: NormContract, *, dtype: str, note: str
-) -> Tensor:
-    shape = (
-        Axis("B", None, "batch"),
-        Axis("T", norm.positions, "positions"),
-        Axis("d", contract.width, "kv latent"),
-    )
-    return Tensor(symbol, shape, dtype, note)
-
-
-def _heading(code: Place) -> str:
-    """Up to two ranges are listed; more are named by the lines they span."""
-    if len(code.lines) <= 2:
-        return code.label
-    return f"{code.lines[0].first}–{code.lines[-1].last}"
-
-
-def _card(source: Source) -> Card:
-    return Card(
-        source.id,
-        source.grade,
-        source.claim,
-        source.repository,
-        source.path,
-        source.revision,
-        source.lines,
-    )
 
 
 def _formula(gain: str, eps: float) -> str:

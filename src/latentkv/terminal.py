@@ -11,31 +11,29 @@ from rich.table import Table
 from rich.text import Text
 
 from .compare import Comparison, Row, cite, config_place, shape
-from .describe import Card, CitedFile, Config, NormPage, scientific
+from .describe import Card, CitedFile, Config, NormPage, Page, RmsNormPage, scientific
 from .screen import PAGE_WIDTH, Screen, Wrapped
 from .terminal_compression import compression_section
+from .terminal_formulas import as_text
 
 _TABLE_WIDTH = 160
 _STACK_BELOW = 100  # below, three columns break the names that they show
 
 _DIFFERS, _ALONE = "≠", "◂"
 
-_SYMBOLS = {r"c^{KV}": "cᴷⱽ", r"\hat c^{KV}": "ĉᴷⱽ", r"\gamma_{KV}": "γ_KV"}
-
 
 class Pages(Screen):
     """Prints pages, and models side by side."""
 
-    def page(self, page: NormPage) -> None:
+    def page(self, page: RmsNormPage) -> None:
         width = min(self.console.width, PAGE_WIDTH)
+        around = page.compression if isinstance(page, NormPage) else None
         parts = (
-            *self._head(page),
+            *self._head(page, self._formula(page)),
             *self._arithmetic(page),
             *self._parameters(page),
-            *compression_section(self, page.compression, width),
-            *self._code(page, width),
-            *self._sources(page),
-            *self._files(page),
+            *(compression_section(self, around, width) if around else ()),
+            *self._evidence(page, width),
         )
         self.write([(part, width) for part in parts])
 
@@ -54,7 +52,7 @@ class Pages(Screen):
         hint = self.text("latentkv show MODEL: one model, in full, with the files cited", "dim")
         self.write([*parts, ("", words), (hint, words)])
 
-    def _head(self, page: NormPage) -> list[RenderableType]:
+    def _head(self, page: Page, formula: RenderableType) -> list[RenderableType]:
         learned = self.text("learned  " if page.learned else "", "green")
         call = self.text(page.call.expression, "bold cyan")
         place = self.text(f"  {page.call.file} {page.call.line}", "dim")
@@ -66,11 +64,11 @@ class Pages(Screen):
             "",
             self.text(page.summary),
             "",
-            self._formula(page),
+            formula,
             "",
         ]
 
-    def _formula(self, page: NormPage) -> RenderableType:
+    def _formula(self, page: RmsNormPage) -> RenderableType:
         return self.norm_formula(self._symbol(page.module.gain.symbol), page.eps.value)
 
     def norm_formula(self, gain: str, eps: float) -> RenderableType:
@@ -96,7 +94,7 @@ class Pages(Screen):
         ]
         return Padding(self.text("\n".join(lines), "bold"), (0, 0, 0, 2))
 
-    def _arithmetic(self, page: NormPage) -> list[RenderableType]:
+    def _arithmetic(self, page: RmsNormPage) -> list[RenderableType]:
         eps, arithmetic, gain = page.eps, page.arithmetic, page.module.gain
         return [
             self.fields(
@@ -117,7 +115,7 @@ class Pages(Screen):
             "",
         ]
 
-    def _parameters(self, page: NormPage) -> list[RenderableType]:
+    def _parameters(self, page: RmsNormPage) -> list[RenderableType]:
         numbers = page.parameters
         counts, products = numbers.counts, numbers.calculation
         return [
@@ -135,19 +133,28 @@ class Pages(Screen):
             "",
         ]
 
-    def _code(self, page: NormPage, width: int) -> list[RenderableType]:
-        code = page.code
+    def _evidence(self, page: Page, width: int) -> list[RenderableType]:
+        return [*self._code(page, width), *self._sources(page), *self._files(page)]
+
+    def _code(self, page: Page, width: int) -> list[RenderableType]:
+        code, shown = page.code, page.code.definition
         ranges = ", ".join(code.ranges)
-        return [
+        told = {
+            "passages": "" if ranges == code.heading else ranges,
+            "shown": f"{shown.file}, {shown.function}" if shown else "",
+            "definition": code.note,
+        }
+        parts: list[RenderableType] = [
             self.text("Code  ", "bold") + self.text(f"{code.file} {code.heading}"),
-            *([] if ranges == code.heading else [self.fields({"passages": ranges})]),
-            self.fields({"shown": f"{code.definition.file}, {code.definition.function}"}),
-            "",
-            Padding(self.text(_wrap_code(code.definition.source, width - 2)), (0, 0, 0, 2)),
+            self.fields({name: value for name, value in told.items() if value}),
             "",
         ]
+        if shown:
+            source = self.text(_wrap_code(shown.source, width - 2))
+            parts += [Padding(source, (0, 0, 0, 2)), ""]
+        return parts
 
-    def _sources(self, page: NormPage) -> list[RenderableType]:
+    def _sources(self, page: Page) -> list[RenderableType]:
         parts: list[RenderableType] = [self.text(f"Sources  {len(page.sources)}", "bold")]
         for source in page.sources:
             parts += [Padding(self._source(source), (0, 0, 0, 2)), ""]
@@ -166,7 +173,7 @@ class Pages(Screen):
             ),
         )
 
-    def _files(self, page: NormPage) -> list[RenderableType]:
+    def _files(self, page: Page) -> list[RenderableType]:
         parts: list[RenderableType] = ["", self.text(f"Files cited  {len(page.files)}", "bold")]
         return parts + [Padding(self._file(file), (0, 0, 0, 2)) for file in page.files]
 
@@ -176,7 +183,7 @@ class Pages(Screen):
         return Group(Wrapped(self.text(file.name, "bold")), Wrapped(self.text(place, "dim")))
 
     def _symbol(self, latex: str) -> str:
-        return _SYMBOLS.get(latex, latex.replace("{", "").replace("}", ""))
+        return as_text(latex, self.unicode)
 
     def _table(self, comparison: Comparison) -> Table:
         table = Table(show_edge=False, pad_edge=False, show_lines=True, border_style="dim")

@@ -12,6 +12,7 @@ from .compression import (
     Record,
     Rotation,
     Setting,
+    Softmax,
     Step,
     Weight,
 )
@@ -23,7 +24,6 @@ _INDENT = 2
 
 def compression_section(screen: Screen, shown: Compression, width: int) -> list[RenderableType]:
     """The section, for a page of this width."""
-    softmax = shown.softmax
     beside = 3 * _INDENT + max(len(weight.step) for weight in shown.weights)
     narrow = width < beside + max(len(weight.tensor) for weight in shown.weights)
 
@@ -43,17 +43,14 @@ def compression_section(screen: Screen, shown: Compression, width: int) -> list[
         "",
         heading("rotation and softmax scale"),
         screen.fields(
-            (_rotation(shown.rotation) if shown.rotation else {"rotation": "none"})
-            | {
-                "softmax scale": f"{softmax.scale} = {softmax.formula} "
-                f"({softmax.file} {softmax.lines})"
-            }
+            (rotation_fields(shown.rotation) if shown.rotation else {"rotation": "none"})
+            | {"softmax scale": softmax_text(shown.softmax)}
         ),
         "",
         heading("cache"),
-        screen.fields({"positions": f"up to {_setting(shown.max_positions)}"}),
+        screen.fields({"positions": f"up to {setting_text(shown.max_positions)}"}),
         "",
-        *(part for record in shown.records for part in _record(screen, record, width)),
+        *(part for record in shown.records for part in record_section(screen, record, width)),
     ]
 
 
@@ -89,8 +86,9 @@ def _parameters(numbers: Parameters) -> str:
     return "\n".join(f"{name}: {product}" for name, product in lines.items())
 
 
-def _rotation(rotation: Rotation) -> dict[str, str]:
-    return {setting.name: _setting(setting) for setting in rotation.settings} | {
+def rotation_fields(rotation: Rotation) -> dict[str, str]:
+    """What the configuration sets of a rotation, and what follows from it, by name."""
+    return {setting.name: setting_text(setting) for setting in rotation.settings} | {
         "frequency": f"of pair i: {rotation.frequency}; divided: {rotation.stretched}",
         "ramp": rotation.ramp,
         "interpolated": f"{rotation.interpolated}: {rotation.meaning.interpolated}",
@@ -99,13 +97,20 @@ def _rotation(rotation: Rotation) -> dict[str, str]:
     }
 
 
-def _setting(setting: Setting) -> str:
+def softmax_text(softmax: Softmax) -> str:
+    """The scale, its formula and its place."""
+    return f"{softmax.scale} = {softmax.formula} ({softmax.file} {softmax.lines})"
+
+
+def setting_text(setting: Setting) -> str:
+    """The value, its place and its note."""
     note = f": {setting.note}" if setting.note else ""
     value = f"{setting.value:,.0f}" if setting.value % 1 == 0 else f"{setting.value:g}"
     return f"{value} ({setting.file} {setting.lines}){note}"
 
 
-def _record(screen: Screen, record: Record, width: int) -> list[RenderableType]:
+def record_section(screen: Screen, record: Record, width: int) -> list[RenderableType]:
+    """One token's record, byte for byte, and what full caches of it take."""
     products = record.calculation
     return [
         screen.text(f"  {record.name}", "bold")

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 
 from .config_page import ConfigPage, Norm
 from .describe import scientific
-from .models.configured import Value
+from .models.configured import Note, Value
 from .screen import PAGE_WIDTH
 from .terminal import Pages
 from .terminal_count import share
@@ -59,13 +59,12 @@ class ConfigPages(Pages):
         ]
         self.write([(part, width) for part in parts])
 
-    def _listed(self, title: str, said: tuple[str, ...]) -> list[RenderableType]:
+    def _listed(self, title: str, said: tuple[Note, ...]) -> list[RenderableType]:
         if not said:
             return []
-        topics = [one.partition(": ") for one in said]
         fields: dict[str, str] = {}
-        for topic, _, rest in topics:
-            fields[topic] = f"{fields[topic]}\n{rest}" if topic in fields else rest
+        for topic, text in ((one.topic, one.text) for one in said):
+            fields[topic] = f"{fields[topic]}\n{text}" if topic in fields else text
         return [self.text(title, "bold"), self.fields(fields, stacked=self._narrow), ""]
 
     @property

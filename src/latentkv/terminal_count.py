@@ -148,11 +148,11 @@ def _report(screen: Screen, report: Report) -> list[RenderableType]:
 
 def _side(side: Side) -> str:
     told = [f"{side.tensors:,} tensors"]
+    declared = " declared" if side.declared else ""
     if side.parameters is not None:
-        told.append(f"{side.parameters:,} parameters")
+        told.append(f"{side.parameters:,} parameters{declared}")
     if side.bytes is not None:
-        # without shapes, the number is what the index says
-        told.append(f"{side.bytes:,} bytes" + (" declared" if side.parameters is None else ""))
+        told.append(f"{side.bytes:,} bytes{declared}")
     return ", ".join(told)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # where the attacks find forge
 
-from latentkv.checkpoint.contents import CheckpointError  # noqa: E402 - after the path
+from latentkv.checkpoint import CheckpointError  # noqa: E402 - after the path
 from latentkv.checkpoint.local import read_local  # noqa: E402
 
 LONGEST = 1000  # characters of a message; a hostile file's names and values are cut in it

@@ -1,7 +1,8 @@
 """Whole models counted: the tree of components, every tensor, and the checkpoint. No torch."""
 
-from .reconcile import Difference, Report, Side, found, reconcile
-from .tensors import Tensor, digest, tensors
+from .reconcile import Difference, Report, Side, reconcile, totals
+from .storage import Tensor
+from .tensors import digest, tensors
 from .tree import Node, Total, Tree, tree
 
 __all__ = [
@@ -13,8 +14,8 @@ __all__ = [
     "Total",
     "Tree",
     "digest",
-    "found",
     "reconcile",
     "tensors",
+    "totals",
     "tree",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..checkpoint import Checkpoint, Progress, Stored, read
@@ -12,7 +12,8 @@ from ..models.architecture import Architecture
 from ..verdict import BY_NAME, BY_NAME_AND_SIZE, differs, matched
 from .packed import Holdings, is_buffer
 from .sizes import Sized, sizes, title
-from .tensors import Tensor, tensors
+from .storage import Tensor
+from .tensors import tensors
 
 # Dtypes between which one that was only expected may turn out otherwise.
 _ALIKE = ({"float32", "bfloat16", "float16"}, {"int32", "int64"})
@@ -20,11 +21,15 @@ _ALIKE = ({"float32", "bfloat16", "float16"}, {"int32", "int64"})
 
 @dataclass(frozen=True)
 class Side:
-    """Totals of one side; None for what an index file alone doesn't say."""
+    """Totals of one side; None for what an index file alone doesn't say.
+
+    ``declared``: parameters and bytes are what an index alone declares, not counted.
+    """
 
     tensors: int
     parameters: int | None
     bytes: int | None
+    declared: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,16 +105,21 @@ def reconcile(
     return _Comparison(architecture, there).report(title(model))
 
 
-def found(there: Checkpoint) -> Side:
+def totals(there: Checkpoint) -> Side:
     """Totals of a checkpoint by itself, with nothing derived to hold it against."""
     if there.tensors is None:
-        return Side(len(there.files), there.declared_parameters, there.declared_bytes)
+        return _declared(there)
     holds = Holdings(there.tensors, there.config)
-    return Side(
-        len(there.tensors),
-        sum(map(holds.parameters, there.tensors)),
-        sum(one.bytes for one in there.tensors.values()),
-    )
+    return _counted(there.tensors, sum(map(holds.parameters, there.tensors)))
+
+
+def _declared(there: Checkpoint) -> Side:
+    """Of an index file alone."""
+    return Side(len(there.files), there.declared_parameters, there.declared_bytes, declared=True)
+
+
+def _counted(stored: Mapping[str, Stored], parameters: int) -> Side:
+    return Side(len(stored), parameters, sum(one.bytes for one in stored.values()))
 
 
 @dataclass
@@ -133,23 +143,25 @@ class _Comparison:
     def report(self, name: str) -> Report:
         self._compare()
         there = self.there
-        found = self._found()
+        stored = there.tensors
+        # of what is derived the unpacked shape is known; words may have room for more
+        found = _declared(there) if stored is None else _counted(stored, self.parameters)
         self._warn(found)
         wrong = self.missing or self.extra or self.shapes or self.dtypes
         matches = not wrong and not (there.tensors is None and self._another_size())
         return Report(
-            name,
-            there.where,
-            there.revision,
-            Side(self.derived, self.derived_parameters, self.derived_bytes),
-            found,
-            tuple(self.missing),
-            tuple(self.extra),
-            tuple(self.shapes),
-            tuple(self.dtypes),
-            tuple(self.warnings),
-            self._verdict(matches),
-            matches,
+            model=name,
+            where=there.where,
+            revision=there.revision,
+            derived=Side(self.derived, self.derived_parameters, self.derived_bytes),
+            found=found,
+            missing=tuple(self.missing),
+            extra=tuple(self.extra),
+            shapes=tuple(self.shapes),
+            dtypes=tuple(self.dtypes),
+            warnings=tuple(self.warnings),
+            verdict=self._verdict(matches),
+            matches=matches,
         )
 
     def _compare(self) -> None:
@@ -200,12 +212,6 @@ class _Comparison:
             kept = self.expected if likely else self.dtypes
             kept.append(Difference(derived.name, derived.dtype, found.dtype))
 
-    def _found(self) -> Side:
-        stored = self.there.tensors
-        if stored is None:
-            return Side(len(self.there.files), None, self.there.declared_bytes)
-        return Side(len(stored), self.parameters, sum(one.bytes for one in stored.values()))
-
     def _another_size(self) -> bool:
         declared = self.there.declared_bytes
         if declared is None:
@@ -244,6 +250,12 @@ class _Comparison:
                     f"the index declares {there.declared_bytes:,} bytes in all, the derived "
                     f"tensors have {self.derived_bytes:,}; an index alone doesn't say which "
                     "tensors differ: pass the folder or the repository to compare shapes"
+                )
+            if there.declared_parameters not in (None, self.derived_parameters):
+                self.warnings.append(
+                    f"the index declares {there.declared_parameters:,} parameters, the derived "
+                    f"tensors hold {self.derived_parameters:,}; some writers count packed codes as "
+                    "they are stored"
                 )
             return
         if there.declared_bytes not in (None, found.bytes):

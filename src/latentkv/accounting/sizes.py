@@ -28,7 +28,7 @@ def sizes(model: Sized) -> Architecture:
         assert isinstance(model, Configured)
         raise ValueError(
             f"{model.display}: its tensors can't be derived, since not all sizes are known: "
-            f"{'; '.join(model.unknown)}"
+            f"{'; '.join(map(str, model.unknown))}"
         )
     return model.architecture
 

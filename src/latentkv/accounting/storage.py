@@ -14,11 +14,16 @@ from .component import Weight
 WORD = 32  # bits of the int32 words into which integers are packed
 
 
-class Held(NamedTuple):
-    """One tensor of a checkpoint, under the last part of its name.
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint.
 
-    ``parameters`` is how many learned values it holds: packed codes count as what they stand for,
-    scales and shapes as nothing. ``expected``: the dtype is likely, but was not read.
+    Arguments:
+        name: as the checkpoint has it; of what `held` gives, its last part.
+        shape: as stored, so of packed codes that of their words.
+        dtype: PyTorch's name.
+        bytes: of its data.
+        parameters: learned values in it: codes count as what they stand for, scales as nothing.
+        expected: the dtype is likely, but nobody is known to have read it in the checkpoint.
     """
 
     name: str
@@ -29,7 +34,7 @@ class Held(NamedTuple):
     expected: bool
 
 
-def held(weight: Weight, storage: Storage, quantised: bool) -> tuple[Held, ...]:
+def held(weight: Weight, storage: Storage, quantised: bool) -> tuple[Tensor, ...]:
     """The tensors that hold a weight; ``quantised`` where its module is."""
     if not quantised:
         dtype, expected = weight.dtype or storage.dtype, weight.expected
@@ -63,8 +68,8 @@ def held(weight: Weight, storage: Storage, quantised: bool) -> tuple[Held, ...]:
 
 def _tensor(
     name: str, shape: tuple[int, ...], dtype: str, parameters: int = 0, expected: bool = False
-) -> Held:
-    return Held(name, shape, dtype, size(shape, dtype), parameters, expected)
+) -> Tensor:
+    return Tensor(name, shape, dtype, size(shape, dtype), parameters, expected)
 
 
 def size(shape: tuple[int, ...], dtype: str) -> int:

@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from ..models.architecture import Architecture
 from .component import Component
-from .components import components
 from .sizes import Sized, sizes
-from .storage import Ignored, held
+from .storage import Ignored, Tensor, held
+from .whole import components
 
 LIMIT = 4_000_000  # tensors; Kimi K3 has 497,220
-
-
-class Tensor(NamedTuple):
-    """A tensor of a checkpoint.
-
-    Arguments:
-        name: as the checkpoint has it.
-        shape: as stored, so of packed codes that of their words.
-        dtype: PyTorch's name.
-        bytes: of its data.
-        parameters: learned values in it: codes count as what they stand for, scales as nothing.
-        expected: the dtype is likely, but nobody is known to have read it in the checkpoint.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    parameters: int
-    expected: bool
 
 
 def tensors(model: Sized) -> Iterator[Tensor]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .component import Component
-from .components import components
 from .sizes import Sized, sizes, title
+from .whole import components
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,19 @@ def tree(model: Sized) -> Tree:
     whole = sum(map(_each, parts))
     nodes = tuple(_node(part, "", 1, 1, True, whole) for part in parts)
     active = sum(node.active for node in nodes)
-    root = Node(title(model), "", (), (), whole, 1, whole, 1.0, active, "", nodes)
+    root = Node(
+        title=title(model),
+        name="",
+        weights=(),
+        shapes=(),
+        per_instance=whole,
+        instances=1,
+        total=whole,
+        share=1.0,
+        active=active,
+        kind="",
+        children=nodes,
+    )
     return Tree(root, tuple(_totals(root, parts)))
 
 
@@ -94,17 +106,17 @@ def _node(part: Component, prefix: str, around: int, used: int, runs: bool, whol
     active = (own - unused) * used if runs else 0
     active += sum(child.active for child in children)
     return Node(
-        part.title,
-        name,
-        tuple(weight.name for weight in part.weights),
-        tuple(weight.shape for weight in part.weights),
-        each,
-        instances,
-        each * instances,
-        each * instances / whole,
-        active,
-        part.kind,
-        children,
+        title=part.title,
+        name=name,
+        weights=tuple(weight.name for weight in part.weights),
+        shapes=tuple(weight.shape for weight in part.weights),
+        per_instance=each,
+        instances=instances,
+        total=each * instances,
+        share=each * instances / whole,
+        active=active,
+        kind=part.kind,
+        children=children,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from .contents import BITS, Checkpoint, CheckpointError, Progress, Stored
+from ..reading.errors import CheckpointError
+from .contents import BITS, Checkpoint, Progress, Stored
 from .local import read_local
 
 __all__ = ["BITS", "Checkpoint", "CheckpointError", "Progress", "Stored", "read"]

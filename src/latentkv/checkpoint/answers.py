@@ -11,8 +11,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
 
-from .contents import CheckpointError
-from .files import short
+from ..reading.errors import CheckpointError
+from ..reading.files import short
 
 DRAINED = 64 * 1024  # bytes of a redirect's body
 LONGEST_URL = 16 * 1024  # characters; a CDN's signed ones have 2,000

@@ -38,10 +38,6 @@ DTYPES: dict[str, tuple[str, int]] = {
 BITS: dict[str, int] = dict(DTYPES.values())
 
 
-class CheckpointError(ValueError):
-    """A checkpoint or configuration that can't be read; says which file, why, and what to do."""
-
-
 class Stored(NamedTuple):
     """A tensor as a file's header describes it; ``dtype`` is PyTorch's name."""
 

@@ -17,9 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .contents import BITS, DTYPES, CheckpointError, Stored
-from .files import few, instead, opened, read_up_to, short
-from .strict_json import read_object
+from ..reading.errors import CheckpointError
+from ..reading.files import few, instead, opened, read_up_to, short
+from ..reading.strict_json import read_object
+from .contents import BITS, DTYPES, Stored
 
 LENGTH = 8  # bytes of the header's length
 LONGEST = 100_000_000  # bytes of a header, as the format allows

@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 from urllib.parse import quote
 
+from ..reading.errors import CheckpointError
+from ..reading.files import CONFIG, CONFIG_LIMIT, few, short
+from ..reading.strict_json import read_object
 from . import shards
 from .answers import Place, origin
-from .contents import Checkpoint, CheckpointError, Progress, Stored
-from .files import few, short
+from .contents import Checkpoint, Progress, Stored
 from .header import LENGTH, header_length, parse_header
 from .index import LIMIT, SUFFIX, Index, parse_index
-from .local import CONFIG, CONFIG_LIMIT, INDEX, PICKLES, index_of
 from .ranges import Patience, Transport
-from .strict_json import read_object
 
 LISTING_LIMIT = 64 << 20  # bytes of the answer that lists a repository's files, 300 or so for each
 MOST_FILES = 10_000  # of weights; the largest checkpoints have a few hundred
@@ -62,7 +62,7 @@ def read_hub(
     except ImportError as error:
         raise CheckpointError(
             f"{short(repository)}: reading a repository needs huggingface_hub: "
-            'pip install "latentkv[hub]". Folders and index files on disk are read without it'
+            "pip install huggingface_hub. Folders and index files on disk are read without it"
         ) from error
     endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
     origin(endpoint)
@@ -131,7 +131,7 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 class _Reader:
-    """One reading of a repository."""
+    """One reading of a repository: a `shards.Folder`, once the commit is known."""
 
     def __init__(self, given: str, transport: Transport, progress: Progress | None) -> None:
         self.given = given
@@ -141,42 +141,57 @@ class _Reader:
 
     def read(self) -> Checkpoint:
         self._pin()
-        place = self.transport.place
-        where = f"{place.repository}@{place.revision[:12]}"
         config: dict[str, Any] | None = None
-        if CONFIG in self.sizes:
-            config = read_object(self._whole(CONFIG, CONFIG_LIMIT), place.file(CONFIG))
-        top = sorted(name for name in self.sizes if "/" not in name)
-        weights = [name for name in top if name.endswith(SUFFIX)]
-        chosen = index_of(where, [name for name in top if not name.endswith(".gz")])
-        if chosen:
-            self.progress(0, len(weights), chosen)
-            index = parse_index(self._whole(chosen, LIMIT), place.file(chosen))
-            names = sorted(set(index.files.values()))
-            shards.check_whole(place.file(chosen), names)
-            if absent := [name for name in names if name not in self.sizes]:
-                raise CheckpointError(
-                    f"{where} lacks {len(absent):,} of the {len(names):,} files that {chosen} "
-                    f"names: {few(absent)}. Its upload may not be finished: ask its owner, or name "
-                    "another revision"
-                )
-            tensors = shards.indexed(place.file(chosen), index.files, self._all(names))
-        elif weights:
-            names = shards.without_index(where, weights)
-            shards.check_whole(where, names)
-            tensors, files = shards.unindexed(where, self._all(names))
-            index = Index(files, None, None)
-        else:
-            raise _no_weights(where, list(self.sizes))
-        return Checkpoint(
+        if self.has(CONFIG):
+            config = read_object(self._whole(CONFIG, CONFIG_LIMIT), self.label(CONFIG))
+        # gzipped ones are no part of what loaders read
+        names = sorted(name for name in self.sizes if "/" not in name and name[-3:] != ".gz")
+        index, tensors = shards.gather(self, names)
+        return shards.assembled(
+            index,
+            tensors,
             where=self.given,
-            revision=place.revision,
+            revision=self.transport.place.revision,
             config=config,
-            config_file="" if config is None else place.file(CONFIG),
-            files=index.files,
-            tensors=tensors,
-            declared_bytes=index.total_size,
-            declared_parameters=index.total_parameters,
+            config_file=self.label(CONFIG),
+        )
+
+    @property
+    def where(self) -> str:
+        place = self.transport.place
+        return f"{place.repository}@{place.revision[:12]}"
+
+    def label(self, file: str) -> str:
+        return self.transport.place.file(file)
+
+    def has(self, file: str) -> bool:
+        return file in self.sizes
+
+    def index(self, file: str) -> Index:
+        self.progress(0, sum(name.endswith(SUFFIX) for name in self.sizes), file)
+        return parse_index(self._whole(file, LIMIT), self.label(file))
+
+    def unfinished(self, index: str) -> str:
+        return "Its upload may not be finished: ask its owner, or name another revision"
+
+    def nothing(self, names: Sequence[str]) -> CheckpointError:
+        """What the repository has in place of a checkpoint, in folders, too."""
+        names, where = list(self.sizes), self.where
+        if nested := [name for name in names if name.endswith(SUFFIX)]:
+            return CheckpointError(
+                f"{where} has {SUFFIX} files in subfolders only, {few(nested)}: no language "
+                "model's checkpoint. Download the folder that is meant, and name it"
+            )
+        if pickles := shards.pickled(where, names):
+            return pickles
+        if packed := [name for name in names if name.endswith(".gguf")]:
+            return CheckpointError(
+                f"{where} has GGUF files only, {few(packed)}, which are not read: name the "
+                f"repository that they were made from, which has {SUFFIX} files"
+            )
+        return CheckpointError(
+            f"{where} has no {SUFFIX} file and no {shards.INDEX}; it has "
+            f"{few(names, 5) or 'no file at all'}. Check the name, or name another revision"
         )
 
     def _pin(self) -> None:
@@ -211,7 +226,7 @@ class _Reader:
         return hf_hub_url(place.repository, name, revision=place.revision, endpoint=place.endpoint)
 
     def _whole(self, name: str, most: int) -> bytes:
-        url, file, size = self._url(name), self.transport.place.file(name), self.sizes[name]
+        url, file, size = self._url(name), self.label(name), self.sizes[name]
         if size is None:
             return self.transport.document(url, file, most)
         if size > most:
@@ -221,7 +236,7 @@ class _Reader:
         return self.transport.beginning(url, file, size, lambda first, total: total or 0)[0]
 
     def _header(self, name: str) -> dict[str, Stored]:
-        file = self.transport.place.file(name)
+        file = self.label(name)
 
         def enough(first: bytes, size: int | None) -> int:
             begin = LENGTH if size is None else min(LENGTH, size)
@@ -232,7 +247,7 @@ class _Reader:
         raw, size = self.transport.beginning(self._url(name), file, self.sizes[name], enough)
         return parse_header(raw[LENGTH:], file, size - len(raw))
 
-    def _all(self, names: Sequence[str]) -> list[tuple[str, Mapping[str, Stored]]]:
+    def headers(self, names: Sequence[str]) -> list[tuple[str, Mapping[str, Stored]]]:
         """Every file's header, in the order of the names; the first failure ends the others."""
         if len(names) > MOST_FILES:
             raise CheckpointError(
@@ -259,26 +274,3 @@ class _Reader:
 
 def _no_hub(url: str, why: str) -> CheckpointError:
     return CheckpointError(f"{url}: the answer is not a hub's: {why}. Check HF_ENDPOINT")
-
-
-def _no_weights(where: str, names: Sequence[str]) -> CheckpointError:
-    """What the repository has in place of a checkpoint."""
-    if nested := [name for name in names if name.endswith(SUFFIX)]:
-        return CheckpointError(
-            f"{where} has {SUFFIX} files in subfolders only, {few(nested)}: no language model's "
-            "checkpoint. Download the folder that is meant, and name it"
-        )
-    if pickles := [name for name in names if name.endswith(PICKLES)]:
-        return CheckpointError(
-            f"{where} has no {SUFFIX} file, but pickle files, {few(pickles)}. Those run code when "
-            f"they are read, so they never are: name a revision or a repository with {SUFFIX} files"
-        )
-    if packed := [name for name in names if name.endswith(".gguf")]:
-        return CheckpointError(
-            f"{where} has GGUF files only, {few(packed)}, which are not read: name the repository "
-            f"that they were made from, which has {SUFFIX} files"
-        )
-    return CheckpointError(
-        f"{where} has no {SUFFIX} file and no {INDEX}; it has {few(names, 5) or 'no file at all'}. "
-        "Check the name, or name another revision"
-    )

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .contents import CheckpointError
-from .files import read_text, short
-from .strict_json import read_object
+from ..reading.errors import CheckpointError
+from ..reading.files import read_text, short
+from ..reading.strict_json import read_object
 
 LIMIT = 512 << 20  # bytes of an index, gunzipped; Kimi K3's, of 497,220 tensors, has 57 MiB
 SUFFIX = ".safetensors"

@@ -1,33 +1,24 @@
-"""A checkpoint on disk, without its weights: configuration, index and headers. No torch.
-
-What counts is what the index names. A safetensors file beside it that the index doesn't name is
-no part of the checkpoint (some repositories hold a second form of it, consolidated.safetensors),
-and is not looked at.
-"""
+"""A checkpoint on disk, without its weights: configuration, index and headers. No torch."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ..reading.errors import CheckpointError
+from ..reading.files import CONFIG, CONFIG_LIMIT, read_text, reason
+from ..reading.strict_json import read_object
 from . import shards
-from .contents import Checkpoint, CheckpointError, Progress, Stored
-from .files import few, read_text, reason
+from .contents import Checkpoint, Progress, Stored
 from .header import read_header
 from .index import SUFFIX, Index, read_index
-from .strict_json import read_object
 
-CONFIG = "config.json"
-CONFIG_LIMIT = 8 << 20  # bytes; those with a label for each of 100,000 classes have a few MB
-INDEX = f"model{SUFFIX}.index.json"
-_INDICES = (f"{SUFFIX}.index.json", f"{SUFFIX}.index.json.gz")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _EXPECTED = (
-    f"expected is a folder with {INDEX} or {SUFFIX} files, one {SUFFIX} file, or an index file "
-    "(.json or .json.gz)"
+    f"expected is a folder with {shards.INDEX} or {SUFFIX} files, one {SUFFIX} file, or an index "
+    "file (.json or .json.gz)"
 )
 
 
@@ -56,7 +47,9 @@ def read_local(where: str | os.PathLike[str], progress: Progress | None = None) 
     except OSError as error:
         raise CheckpointError(f"{given} can't be read: {reason(error)}") from error
     if folder:
-        return _folder(given, path, names, progress)
+        there = _Folder(given, path, progress)
+        return _checkpoint(there, *shards.gather(there, names))
+    beside = _Folder(given, path.parent, progress)
     if path.name == CONFIG:
         raise CheckpointError(
             f"{given} is a configuration, which holds no tensors; {_EXPECTED}. {CONFIG} is read "
@@ -65,101 +58,70 @@ def read_local(where: str | os.PathLike[str], progress: Progress | None = None) 
     if path.name.endswith((".json", ".json.gz")):
         index = read_index(path)
         shards.check_whole(given, set(index.files.values()))
-        return _checkpoint(given, path.parent, index, None)
+        return _checkpoint(beside, index, None)
     if path.name.endswith(SUFFIX):
-        return _file(given, path, progress)
+        return _file(beside, path.name)
     raise CheckpointError(f"{given} is none of what is read here; {_EXPECTED}")
 
 
-def _file(given: str, path: Path, progress: Progress | None) -> Checkpoint:
-    if (parts := shards.part_of(path.name) or 1) > 1:
+def _file(folder: _Folder, file: str) -> Checkpoint:
+    given = folder.where
+    if (parts := shards.part_of(file) or 1) > 1:
         raise CheckpointError(
             f"{given} is, by its name, one of {parts:,} files: a count of it alone would be of a "
             "part; give its folder"
         )
-    if chosen := index_of(given, sorted(os.listdir(path.parent))):
-        listed = set(read_index(path.parent / chosen).files.values())
-        if path.name in listed and len(listed) > 1:
+    if chosen := shards.index_of(given, sorted(os.listdir(folder.path))):
+        listed = set(folder.index(chosen).files.values())
+        if file in listed and len(listed) > 1:
             raise CheckpointError(
                 f"{given} is one of the {len(listed):,} files that {chosen} names: a count of it "
                 "alone would be of a part; give its folder"
             )
-    return _without_index(given, path.parent, [path.name], progress)
+    return _checkpoint(folder, *shards.gather_all(folder, [file]))
 
 
-def _folder(given: str, path: Path, names: Sequence[str], progress: Progress | None) -> Checkpoint:
-    if chosen := index_of(given, names):
-        index = read_index(path / chosen)
-        files = sorted(set(index.files.values()))
-        shards.check_whole(str(path / chosen), files)
-        if absent := [file for file in files if not os.path.exists(path / file)]:
-            raise CheckpointError(
-                f"{given} lacks {len(absent):,} of the {len(files):,} files that {chosen} names: "
-                f"{few(absent)}. Finish the download; or give the index itself, {path / chosen}, "
-                "which compares names only"
-            )
-        tensors = shards.indexed(str(path / chosen), index.files, _headers(path, files, progress))
-        return _checkpoint(given, path, index, tensors)
-    if found := [name for name in names if name.endswith(SUFFIX)]:
-        return _without_index(given, path, shards.without_index(given, found), progress)
-    if pickles := [name for name in names if name.endswith(PICKLES)]:
-        raise CheckpointError(
-            f"{given} has no {SUFFIX} file, but pickle files: {few(pickles)}. Those run code when "
-            "they are read, so they never are: convert them to safetensors"
+@dataclass(frozen=True)
+class _Folder:
+    """A `shards.Folder` on disk; ``where`` is it, or the file in it, as given."""
+
+    where: str
+    path: Path
+    progress: Progress | None
+
+    def label(self, file: str) -> str:
+        return str(self.path / file)
+
+    def has(self, file: str) -> bool:
+        return os.path.exists(self.path / file)
+
+    def index(self, file: str) -> Index:
+        return read_index(self.path / file)
+
+    def headers(self, files: Sequence[str]) -> Iterator[tuple[str, dict[str, Stored]]]:
+        for done, file in enumerate(files):
+            if self.progress is not None:
+                self.progress(done, len(files), file)
+            yield file, read_header(self.path / file)
+        if self.progress is not None:
+            self.progress(len(files), len(files), "")
+
+    def unfinished(self, index: str) -> str:
+        return (
+            f"Finish the download; or give the index itself, {self.label(index)}, which compares "
+            "names only"
         )
-    raise CheckpointError(f"{given} has no {SUFFIX} file and no index; {_EXPECTED}")
 
-
-def index_of(given: str, names: Sequence[str]) -> str | None:
-    """The folder's index: the usual name's, else the only one."""
-    indices = [name for name in names if name.endswith(_INDICES)]
-    for usual in (INDEX, f"{INDEX}.gz"):
-        if usual in indices:
-            return usual
-    if len(indices) > 1:
-        raise CheckpointError(
-            f"{given} has {len(indices):,} indices and none is {INDEX}: {few(indices, 5)}. Put the "
-            "checkpoint that is meant into a folder of its own"
+    def nothing(self, names: Sequence[str]) -> CheckpointError:
+        return shards.pickled(self.where, names) or CheckpointError(
+            f"{self.where} has no {SUFFIX} file and no index; {_EXPECTED}"
         )
-    return indices[0] if indices else None
 
 
-def _without_index(
-    given: str, folder: Path, files: Sequence[str], progress: Progress | None
-) -> Checkpoint:
-    shards.check_whole(given, files)
-    tensors, held = shards.unindexed(given, _headers(folder, files, progress))
-    return _checkpoint(given, folder, Index(held, None, None), tensors)
-
-
-def _headers(
-    folder: Path, files: Sequence[str], progress: Progress | None
-) -> Iterator[tuple[str, dict[str, Stored]]]:
-    for done, file in enumerate(files):
-        if progress is not None:
-            progress(done, len(files), file)
-        yield file, read_header(folder / file)
-    if progress is not None:
-        progress(len(files), len(files), "")
-
-
-def _checkpoint(
-    given: str, folder: Path, index: Index, tensors: Mapping[str, Stored] | None
-) -> Checkpoint:
-    config, config_file = _config(folder / CONFIG)
-    return Checkpoint(
-        where=given,
-        revision=None,
-        config=config,
-        config_file=config_file,
-        files=index.files,
-        tensors=tensors,
-        declared_bytes=index.total_size,
-        declared_parameters=index.total_parameters,
+def _checkpoint(folder: _Folder, index: Index, tensors: Mapping[str, Stored] | None) -> Checkpoint:
+    config, file = None, folder.label(CONFIG)
+    if os.path.lexists(file):
+        config = read_object(read_text(Path(file), CONFIG_LIMIT), file)
+    return shards.assembled(
+        index, tensors, where=folder.where, revision=None, config=config, config_file=file
     )
-
-
-def _config(path: Path) -> tuple[dict[str, Any] | None, str]:
-    if not os.path.lexists(path):
-        return None, ""
-    return read_object(read_text(path, CONFIG_LIMIT), str(path)), str(path)

@@ -1,4 +1,4 @@
-"""Two names for one tensor: the published one, and that of DeepSeek's inference code. No torch.
+"""From a tensor's published name to that of DeepSeek's inference code. No torch.
 
 DeepSeek's inference/convert.py renames the tensors of a published checkpoint for inference/model.py
 (V3.2-Exp, revision 87e509a2e5a1, lines 11-34 and 53-82). Kimi K3's names are the published ones
@@ -29,9 +29,6 @@ _MODULES = {
 _BLOCKS = {"self_attn": "attn", "mlp": "ffn"}
 _LAST = {"weight_scale_inv": "scale", "e_score_correction_bias": "bias"}
 
-_PUBLISHED = {new: old for old, new in _MODULES.items()}
-_PUBLISHED_BLOCKS = {new: old for old, new in _BLOCKS.items()}
-
 
 def to_inference(name: str) -> str:
     """The inference code's name of a tensor of a DeepSeek checkpoint.
@@ -45,21 +42,6 @@ def to_inference(name: str) -> str:
         parts[-2] = _MODULES.get(parts[-2], parts[-2])
     parts[-1] = _LAST.get(parts[-1], parts[-1])
     return ".".join(parts)
-
-
-def to_published(name: str) -> str:
-    """The published checkpoint's name of a tensor of the inference code."""
-    parts = name.split(".")
-    if len(parts) > 1:
-        if parts[-1] == "scale":
-            parts[-1] = "weight_scale_inv"
-        if parts[-2:] == ["gate", "bias"]:
-            parts[-1] = "e_score_correction_bias"
-        if "indexer" not in parts:
-            parts[-2] = _PUBLISHED.get(parts[-2], parts[-2])
-    parts[:-2] = [_PUBLISHED_BLOCKS.get(part, part) for part in parts[:-2]]
-    inner = parts[0] != "lm_head"
-    return ".".join(["model", *parts] if inner else parts)
 
 
 def of_inference(names: Container[str]) -> bool:

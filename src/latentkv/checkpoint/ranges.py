@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ..reading.errors import CheckpointError
 from .answers import (
     NO_NETWORK,
     Place,
@@ -24,7 +25,6 @@ from .answers import (
     redirected,
     sized,
 )
-from .contents import CheckpointError
 from .header import LENGTH
 
 REDIRECTS = 5

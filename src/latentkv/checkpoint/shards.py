@@ -1,19 +1,135 @@
-"""The headers of a checkpoint's files brought together, and held against its index. No torch."""
+"""The files that are a checkpoint, and their headers brought together. No torch.
+
+What counts is what the index names. A safetensors file beside it that the index doesn't name is
+no part of the checkpoint (some repositories hold a second form of it, consolidated.safetensors),
+and is not looked at.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any, Protocol
 
-from .contents import CheckpointError, Stored
-from .files import few, short
+from ..reading.errors import CheckpointError
+from ..reading.files import few, short
+from .contents import Checkpoint, Stored
+from .index import SUFFIX, Index
 
 Headers = Iterable[tuple[str, Mapping[str, Stored]]]
 """Each file's name, and the tensors that its header lists."""
 
+INDEX = f"model{SUFFIX}.index.json"
+_INDICES = (f"{SUFFIX}.index.json", f"{SUFFIX}.index.json.gz")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _RANK = re.compile(r".*-mp(?P<of>[0-9]{1,9})\.safetensors")
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{1,9})-of-(?P<of>[0-9]{1,9})\.safetensors")
+
+
+class Folder(Protocol):
+    """Where a checkpoint's files lie: a folder on disk, or a commit of a repository."""
+
+    @property
+    def where(self) -> str:
+        """What messages call it."""
+
+    def label(self, file: str) -> str:
+        """What messages call one of its files."""
+
+    def has(self, file: str) -> bool:
+        """Whether it is there; ``file`` may be in a folder within."""
+
+    def index(self, file: str) -> Index:
+        """The index in this file."""
+
+    def headers(self, files: Sequence[str]) -> Headers:
+        """Those of these files, in this order."""
+
+    def unfinished(self, index: str) -> str:
+        """What to do where files that the index names are absent."""
+
+    def nothing(self, names: Sequence[str]) -> CheckpointError:
+        """The error where none of these is an index or a safetensors file."""
+
+
+def gather(folder: Folder, names: Sequence[str]) -> tuple[Index, dict[str, Stored]]:
+    """The checkpoint in a folder: the files that its index names, else its safetensors files.
+
+    Arguments:
+        names: of the files directly in it that may be chosen, sorted.
+
+    Raises:
+        CheckpointError: a file is absent, contradicts the index, or there is no checkpoint.
+    """
+    where = folder.where
+    if chosen := index_of(where, names):
+        index, label = folder.index(chosen), folder.label(chosen)
+        files = sorted(set(index.files.values()))
+        check_whole(label, files)
+        if absent := [file for file in files if not folder.has(file)]:
+            raise CheckpointError(
+                f"{where} lacks {len(absent):,} of the {len(files):,} files that {chosen} names: "
+                f"{few(absent)}. {folder.unfinished(chosen)}"
+            )
+        return index, indexed(label, index.files, folder.headers(files))
+    if found := [name for name in names if name.endswith(SUFFIX)]:
+        return gather_all(folder, without_index(where, found))
+    raise folder.nothing(names)
+
+
+def pickled(where: str, names: Iterable[str]) -> CheckpointError | None:
+    """The error for pickle files in place of a checkpoint, if these are some."""
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        return CheckpointError(
+            f"{where} has no {SUFFIX} file, but pickle files, {few(pickles)}. Those run code when "
+            "they are read, so they never are: convert them to safetensors, or take a checkpoint "
+            f"that has {SUFFIX} files"
+        )
+    return None
+
+
+def gather_all(folder: Folder, files: Sequence[str]) -> tuple[Index, dict[str, Stored]]:
+    """These files as a checkpoint without an index."""
+    check_whole(folder.where, files)
+    tensors, held = unindexed(folder.where, folder.headers(files))
+    return Index(held, None, None), tensors
+
+
+def assembled(
+    index: Index,
+    tensors: Mapping[str, Stored] | None,
+    *,
+    where: str,
+    revision: str | None,
+    config: Mapping[str, Any] | None,
+    config_file: str,
+) -> Checkpoint:
+    """The checkpoint; the arguments are its own, ``config_file`` also where there is none."""
+    return Checkpoint(
+        where=where,
+        revision=revision,
+        config=config,
+        config_file="" if config is None else config_file,
+        files=index.files,
+        tensors=tensors,
+        declared_bytes=index.total_size,
+        declared_parameters=index.total_parameters,
+    )
+
+
+def index_of(where: str, names: Sequence[str]) -> str | None:
+    """The folder's index: the usual name's, else the only one."""
+    indices = [name for name in names if name.endswith(_INDICES)]
+    for usual in (INDEX, f"{INDEX}.gz"):
+        if usual in indices:
+            return usual
+    if len(indices) > 1:
+        raise CheckpointError(
+            f"{where} has {len(indices):,} indices and none is {INDEX}: {few(indices, 5)}. Put the "
+            "checkpoint that is meant into a folder of its own"
+        )
+    return indices[0] if indices else None
 
 
 def indexed(index: str, files: Mapping[str, str], headers: Headers) -> dict[str, Stored]:

@@ -69,4 +69,5 @@ class Apart:
             said = errors.strip().splitlines() or [f"exit code {self._process.returncode}"]
             raise ImplementationError(said[-1].removeprefix("latentkv: ")) from None
         for fields in results:
-            yield fields.pop("model"), Report(**fields)
+            known = {name: fields[name] for name in Report.__dataclass_fields__}
+            yield fields["model"], Report(**known)

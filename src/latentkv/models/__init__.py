@@ -12,8 +12,8 @@ from .kimi_k3 import KIMI_K3
 from .spec import Model
 
 if TYPE_CHECKING:
-    from .config_contracts import from_config
-    from .config_file import ConfigError
+    from .config.contracts import from_config
+    from .config.file import ConfigError
     from .configured import Configured
 
 __all__ = [
@@ -30,9 +30,9 @@ _MODELS = {model.name: model for model in (KIMI_K2, KIMI_K3, DEEPSEEK_V32)}
 _REPOSITORIES = {model.repository.lower(): model for model in _MODELS.values()}
 # Imported when they are asked for: a page of a known model needs none of it, and 50 ms less.
 _CONFIGURATIONS = {
-    "ConfigError": "config_file",
+    "ConfigError": "config.file",
     "Configured": "configured",
-    "from_config": "config_contracts",
+    "from_config": "config.contracts",
 }
 
 

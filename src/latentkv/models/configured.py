@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..contracts import KVContract, NormContract
 from .architecture import Architecture
+from .spec import Place
 from .yarn import Yarn
 
 
@@ -21,6 +23,42 @@ class Value:
     name: str
     value: object
     origin: str
+
+
+def cited(place: Place) -> str:
+    """A place as an origin: repository, file, revision and lines."""
+    return f"{place.file.address} {place.label}"
+
+
+Topic = Literal[
+    "eps",
+    "rounding",
+    "rotation",
+    "key-value path",
+    "softmax scale",
+    "names",
+    "MTP",
+    "storage",
+    "dtype",
+    "dtypes",
+    "A_log",
+    "vision",
+]
+# What changes no count.
+ARITHMETIC: frozenset[Topic] = frozenset(
+    ("eps", "rounding", "rotation", "key-value path", "softmax scale")
+)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark on a configuration: what it is about, and whole sentences."""
+
+    topic: Topic
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -65,5 +103,5 @@ class Configured:
     architecture: Architecture | None
     softmax_scale: float | None
     values: tuple[Value, ...]
-    notes: tuple[str, ...]
-    unknown: tuple[str, ...]
+    notes: tuple[Note, ...]
+    unknown: tuple[Note, ...]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .configured import Note, cited
 from .deepseek_v32 import DEEPSEEK_V32
 from .kimi_k2 import KIMI_K2
 from .kimi_k3 import KIMI_K3
-from .spec import Model, Place
+from .spec import Model
 
 TRANSFORMERS = "transformers 5.24.0"
 
@@ -62,9 +63,9 @@ class Family:
     nested: bool = False
     code: str = ""
     no_kv: str = ""
-    notes: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    unknown_eps: str = ""
+    notes: tuple[Note, ...] = ()
+    unknown: tuple[Note, ...] = ()
+    unknown_eps: Note | None = None
 
     @property
     def eps(self) -> float:
@@ -88,20 +89,16 @@ class Family:
         return self.code or cited(self.follows.kv_latent_norm.arithmetic)
 
 
-def cited(place: Place) -> str:
-    """A place as an origin: repository, file, lines and revision."""
-    file = place.file
-    return f"{file.repository} {file.path} {place.label}, revision {file.revision}"
-
-
 _V3 = Class("deepseek_v3", "DeepseekV3RMSNorm", 1e-6, 39, 392, 380)
-_V3_ROUNDS_ONCE = (
-    "rounding: DeepSeek's own inference/model.py of V3 (GitHub, 9b4e978) rounds once, after the "
-    "gain; the modeling file that checkpoints come with, and transformers, round before it too."
+_V3_ROUNDS_ONCE = Note(
+    "rounding",
+    "DeepSeek's own inference/model.py of V3 (GitHub, 9b4e978) rounds once, after the gain; the "
+    "modeling file that checkpoints come with, and transformers, round before it too.",
 )
-_K2_LATER = (
-    "eps: the modeling files of K2-Thinking and K2.5, whose configurations say 1e-5, were not read "
-    "at their revisions; the class has the name of K2-Instruct's, whose default is applied here."
+_K2_LATER = Note(
+    "eps",
+    "the modeling files of K2-Thinking and K2.5, whose configurations say 1e-5, were not read at "
+    "their revisions; the class has the name of K2-Instruct's, whose default is applied here.",
 )
 
 FAMILIES = {
@@ -113,9 +110,12 @@ FAMILIES = {
             KIMI_K2,
             Class("deepseek_v2", "DeepseekV2RMSNorm", 1e-6, 158, 333, 321),
             notes=(
-                "rotation: Kimi K2's, as DeepSeek's modeling files have it; transformers turns "
-                "deepseek_v2's key in fp32, rounds once and leaves the pairs side by side "
-                f"({TRANSFORMERS} models/deepseek_v2/modeling_deepseek_v2.py).",
+                Note(
+                    "rotation",
+                    "Kimi K2's, as DeepSeek's modeling files have it; transformers turns "
+                    "deepseek_v2's key in fp32, rounds once and leaves the pairs side by side "
+                    f"({TRANSFORMERS} models/deepseek_v2/modeling_deepseek_v2.py).",
+                ),
             ),
         ),
         Family(
@@ -132,9 +132,12 @@ FAMILIES = {
             DEEPSEEK_V32,
             block_eps=False,
             notes=(
-                f"rounding: {TRANSFORMERS} runs deepseek_v32 with Kimi K2's two roundings, without "
-                "the e4m3 round trip of the latent and with the key in the half layout; the "
-                "contract is that of DeepSeek's own model.py.",
+                Note(
+                    "rounding",
+                    f"{TRANSFORMERS} runs deepseek_v32 with Kimi K2's two roundings, without the "
+                    "e4m3 round trip of the latent and with the key in the half layout; the "
+                    "contract is that of DeepSeek's own model.py.",
+                ),
             ),
         ),
         Family("kimi_k2", "Kimi K2", KIMI_K2, unknown_eps=_K2_LATER),
@@ -152,8 +155,11 @@ FAMILIES = {
             KIMI_K2,
             Class("glm_moe_dsa", "GlmMoeDsaRMSNorm", 1e-6, 49, 333, 325),
             unknown=(
-                "eps: with which eps GLM-5 was trained is not known; transformers, which is its "
-                "published code, applies the class's default.",
+                Note(
+                    "eps",
+                    "with which eps GLM-5 was trained is not known; transformers, which is its "
+                    "published code, applies the class's default.",
+                ),
             ),
         ),
         Family(
@@ -173,8 +179,12 @@ OWN_V32 = Family(
     DEEPSEEK_V32,
     block_eps=False,
     notes=(
-        "names: the tensors are those of the published checkpoint, before DeepSeek's convert.py "
-        "renames them; its MTP layer, which this configuration doesn't count, is not among them.",
+        Note(
+            "names",
+            "the tensors are those of the published checkpoint, before DeepSeek's convert.py "
+            "renames them; its MTP layer, which this configuration doesn't count, is not among "
+            "them.",
+        ),
     ),
 )
 OWN_V3 = Family(
@@ -185,9 +195,12 @@ OWN_V3 = Family(
     code="deepseek-ai/DeepSeek-V3 inference/model.py (GitHub, 9b4e978)",
     no_kv="the rotation of DeepSeek-V3's inference/model.py was not read",
     notes=(
-        "rounding: DeepSeek-V3's inference/model.py (GitHub, 9b4e978) calls torch's rms_norm, "
-        "which rounds once, after the gain; the modeling file beside the checkpoint rounds twice "
-        "(give the checkpoint's config.json for that).",
+        Note(
+            "rounding",
+            "DeepSeek-V3's inference/model.py (GitHub, 9b4e978) calls torch's rms_norm, which "
+            "rounds once, after the gain; the modeling file beside the checkpoint rounds twice "
+            "(give the checkpoint's config.json for that).",
+        ),
         *OWN_V32.notes,
     ),
 )

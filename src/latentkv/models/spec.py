@@ -17,7 +17,17 @@ T = TypeVar("T")
 
 Counted = Literal["MoE blocks", "MLA layers"]
 StepName = Literal["down-projection", "norm", "rotation", "quantisation", "up-projection", "cache"]
-ComponentName = Literal[StepName, "split", "query-norm"]
+ComponentName = Literal[  # in the order of the data
+    "down-projection",
+    "split",
+    "norm",
+    "rotation",
+    "quantisation",
+    "up-projection",
+    "cache",
+    "query-norm",
+]
+COMPONENTS: tuple[ComponentName, ...] = get_args(ComponentName)
 
 
 @dataclass(frozen=True)
@@ -251,11 +261,10 @@ class PathFacts:
 
     def of(self, component: str) -> ComponentFacts:
         """Those of one component. Raises LookupError where there are none."""
-        for facts in self.components:
-            if facts.component == component:
-                return facts
-        named = ", ".join(facts.component for facts in self.components)
-        raise LookupError(f"no facts for a page of {component!r}; there are those of {named}")
+        named: dict[str, ComponentFacts] = {facts.component: facts for facts in self.components}
+        if component not in named:
+            raise LookupError(f"no page of {component!r}; there are those of {', '.join(named)}")
+        return named[component]
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ from .probes import known_groups
 
 @dataclass(frozen=True)
 class Subject:
-    """A key-value path to be held against, of no model here: its name, contract and YaRN."""
+    """A key-value path to be held against: what it is called, its contract and its YaRN."""
 
     name: str
     kv: KVContract
     yarn: Yarn | None
 
 
-Build = Callable[[Model | Subject], PathImplementation]
+Build = Callable[[Subject], PathImplementation]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def found() -> Iterator[KnownPath | Skipped]:
     yield _function("Kimi K2, eager PyTorch", kimi_k2_eager)
     yield _function("Kimi K3, eager PyTorch", kimi_k3_eager)
     name = "DeepSeek, eager PyTorch"
-    yield KnownPath(name, lambda model: PathImplementation(name, deepseek_v32_eager(model)))
+    yield KnownPath(name, lambda held: PathImplementation(name, deepseek_v32_eager(held.kv)))
     yield from _transformers()
     yield from _latentkv()
 
@@ -81,9 +81,9 @@ def kimi_k3_eager(
     return kimi_eager(latent, gain, eps), key
 
 
-def deepseek_v32_eager(model: Model | Subject) -> Callable[..., Any]:
+def deepseek_v32_eager(contract: KVContract) -> Callable[..., Any]:
     """DeepSeek-V3.2-Exp's path: `deepseek_unquantised`, and an e4m3 round trip of the latent."""
-    group = known_groups(model.kv.norm.width)[0]
+    group = known_groups(contract.norm.width)[0]
 
     def path(
         down: torch.Tensor,
@@ -137,7 +137,7 @@ def eager_path(model: Model) -> Callable[..., Any]:
     """The model's own path among these: f(down, gain, eps, positions[, cos, sin])."""
     if model.kv.rope is None:
         return kimi_k3_eager
-    return kimi_k2_eager if model.kv.quant is None else deepseek_v32_eager(model)
+    return kimi_k2_eager if model.kv.quant is None else deepseek_v32_eager(model.kv)
 
 
 def _function(name: str, function: Callable[..., Any]) -> KnownPath:
@@ -170,8 +170,8 @@ def _transformers() -> Iterator[KnownPath | Skipped]:
 def _attention(name: str, attention: type, config: type, rotary: type | None) -> Build:
     """An attention class of the model's sizes, asked what it hands to its cache."""
 
-    def build(model: Model | Subject) -> PathImplementation:
-        configured = config(**_sizes(model))
+    def build(held: Subject) -> PathImplementation:
+        configured = config(**_sizes(held))
         module = attention(configured, layer_idx=0).to(torch.bfloat16).eval()
         module.kv_a_proj_with_mqa = torch.nn.Identity()  # the rows are its output
         turn = None if rotary is None else rotary(configured)
@@ -211,12 +211,12 @@ class _Capture:
         raise _Captured
 
 
-def _sizes(model: Model | Subject) -> dict[str, Any]:
+def _sizes(held: Subject) -> dict[str, Any]:
     """The path in a config's words, with one head and a hidden state that is the rows.
 
     The heads' widths and the query's rank are free: nothing that is cached depends on them.
     """
-    kv, yarn, rope = model.kv, _yarn(model), model.kv.rope
+    kv, yarn, rope = held.kv, held.yarn, held.kv.rope
     if yarn is None or rope is None:  # a class that rotates needs one all the same
         yarn, rope = _rotating()
     return dict(
@@ -245,12 +245,6 @@ def _sizes(model: Model | Subject) -> dict[str, Any]:
     )
 
 
-def _yarn(model: Model | Subject) -> Yarn | None:
-    if isinstance(model, Subject):
-        return model.yarn
-    return None if model.rotation is None else model.rotation.yarn
-
-
 def _rotating() -> tuple[Yarn, RopeContract]:
     """The first model's rotation that has one."""
     every = (models.get(name) for name in models.names())
@@ -263,11 +257,11 @@ def _latentkv() -> Iterator[KnownPath]:
         yield KnownPath(f"latentkv, {name}", _forced(name), ours=True)
 
 
-def _defined(model: Model | Subject) -> PathImplementation:
-    contract = model.kv
+def _defined(held: Subject) -> PathImplementation:
+    contract = held.kv
     table = None if contract.rope is None else rotary_table(contract.rope)
     compress, write = partial(defined, table=table), partial(write_defined, table=table)
-    return _writing("latentkv, definition", compress, write, model)
+    return _writing("latentkv, definition", compress, write, contract)
 
 
 def _forced(instruction_set: str) -> Build:
@@ -279,11 +273,11 @@ def _forced(instruction_set: str) -> Build:
         return call
 
     name = f"latentkv, {instruction_set}"
-    return lambda model: _writing(name, forced(compress_kv), forced(write_kv), model)
+    return lambda held: _writing(name, forced(compress_kv), forced(write_kv), held.kv)
 
 
 def _writing(
-    name: str, compress: Callable[..., Any], write: Callable[..., Any], model: Model | Subject
+    name: str, compress: Callable[..., Any], write: Callable[..., Any], contract: KVContract
 ) -> PathImplementation:
     """One of ours, in the form that is also asked to write."""
 
@@ -296,7 +290,7 @@ def _writing(
         slots: torch.Tensor | None = None,
     ) -> Any:
         if cache is None or slots is None:
-            return compress(down, gain, model.kv, positions)
-        return write(cache, slots, down, gain, model.kv, positions)
+            return compress(down, gain, contract, positions)
+        return write(cache, slots, down, gain, contract, positions)
 
     return PathImplementation(name, path)

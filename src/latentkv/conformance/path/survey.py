@@ -19,19 +19,16 @@ from .known import KnownPath, Subject, found
 from .observe import observe_norm, observe_path
 
 
-def subject(name: str, model: Model | Configured) -> Model | Subject:
-    """What a path is held against, under this name.
-
-    Raises ValueError where the configuration gives no key-value path.
-    """
+def subject(name: str, model: Model | Configured) -> Subject:
+    """What a path is held against, under this name; a configuration must give a key-value path."""
     if isinstance(model, Model):
-        return model
-    if model.kv is None:
-        raise ValueError(f"{name}: {' '.join(model.unknown)}")
+        yarn = None if model.rotation is None else model.rotation.yarn
+        return Subject(name, model.kv, yarn)
+    assert model.kv is not None  # the command line has refused it, with the reason
     return Subject(name, model.kv, model.yarn)
 
 
-def survey_found(chosen: Sequence[Model | Subject], say: Callable[[str], None]) -> Survey:
+def survey_found(chosen: Sequence[Subject], say: Callable[[str], None]) -> Survey:
     """Everything found here, against these models; ``say`` hears what is next."""
     survey = Survey()
     with warnings.catch_warnings(), _one_thread():
@@ -49,7 +46,7 @@ def survey_found(chosen: Sequence[Model | Subject], say: Callable[[str], None]) 
 
 
 def survey_given(
-    specs: Sequence[str], chosen: Sequence[Model | Subject], say: Callable[[str], None]
+    specs: Sequence[str], chosen: Sequence[Subject], say: Callable[[str], None]
 ) -> Survey:
     """The user's paths, by ``MODULE:NAME``. Raises ImplementationError."""
     survey = Survey()
@@ -82,14 +79,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _loaded(spec: str) -> Callable[[Model | Subject], PathImplementation]:
+def _loaded(spec: str) -> Callable[[Subject], PathImplementation]:
     implementation = PathImplementation(spec, load_object(spec))
     return lambda _: implementation
 
 
-def _results(
-    entry: KnownPath, chosen: Sequence[Model | Subject], origin: Origin
-) -> Iterator[Result]:
+def _results(entry: KnownPath, chosen: Sequence[Subject], origin: Origin) -> Iterator[Result]:
     """One observation of the norm, the slowest part, serves all models whose norms are alike."""
     norms: dict[tuple[int, float, str], Observation] = {}
     for model in chosen:

@@ -11,7 +11,7 @@ import math
 import re
 from typing import Any
 
-from .contents import CheckpointError
+from .errors import CheckpointError
 from .files import instead, short
 
 DIGITS = 40  # of an integer: no size or count comes near

@@ -11,16 +11,16 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from ..checkpoint.files import short
-from ..contracts import NormContract
-from .architecture import Storage
-from .config_file import ConfigFile, read
-from .config_keys import NAMES, OWN_NAMES, Keys
-from .config_rotation import key_value_path
-from .config_sizes import is_k3, latent_attention, sizes
-from .config_storage import own_storage, storage
-from .configured import Configured, ConfiguredNorms
-from .families import FAMILIES, MISTRAL, OWN_V3, OWN_V32, REFUSED, Family
+from ...contracts import NormContract
+from ...reading.files import short
+from ..architecture import Storage
+from ..configured import Configured, ConfiguredNorms, Note
+from ..families import FAMILIES, MISTRAL, OWN_V3, OWN_V32, REFUSED, Family
+from .file import ConfigFile, read
+from .keys import NAMES, OWN_NAMES, Keys
+from .rotation import key_value_path
+from .sizes import is_k3, latent_attention, sizes
+from .storage import own_storage, storage
 
 
 def from_config(where: str | os.PathLike[str] | Mapping[str, Any], *, file: str = "") -> Configured:
@@ -138,7 +138,7 @@ def _unknown(keys: Keys, model_type: str, inner: Keys | None, latent: bool) -> N
 
 def _norms(
     family: Family, keys: Keys, kv_rank: int, q_rank: int | None
-) -> tuple[ConfiguredNorms, tuple[str, ...]]:
+) -> tuple[ConfiguredNorms, tuple[Note, ...]]:
     order = family.follows.norms.kv_latent.order
     keys.note("kv latent eps", family.eps, family.eps_origin())
     if q_rank is not None:
@@ -158,7 +158,7 @@ def _norms(
     if said is None or said == family.eps:
         return norms, ()
     wrong = (
-        f"eps: {keys.place('rms_norm_eps')} is {said:g}, and the latent norms of "
+        f"{keys.place('rms_norm_eps')} is {said:g}, and the latent norms of "
         f"{family.display} apply {family.eps:g}, the default of their class."
     )
     if (said, family.eps) == (1e-5, 1e-6):
@@ -169,4 +169,4 @@ def _norms(
         )
     else:
         wrong += " Code that takes the configuration's scales small latents otherwise."
-    return norms, (wrong,)
+    return norms, (Note("eps", wrong),)

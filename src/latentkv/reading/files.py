@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from .contents import CheckpointError
+from .errors import CheckpointError
 
+CONFIG = "config.json"
+# Bytes; the longest of the family have some 20,000, those with a label for each of 100,000 classes
+# a few MB.
+CONFIG_LIMIT = 8 << 20
 CHUNK = 1 << 20  # bytes read at a time
 _GZIP = b"\x1f\x8b"
 

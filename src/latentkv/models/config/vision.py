@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .architecture import VisionTower
-from .config_keys import Keys
+from ..architecture import VisionTower
+from .keys import Keys
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def vision_tower(keys: Keys, model_type: str) -> tuple[VisionTower | None, str]:
     """The tower and its projector, or why it isn't known."""
     vision = keys.inside("vision_config")
     if vision is None:
-        return None, "vision: the configuration has no vision_config; the tower is not counted."
+        return None, "the configuration has no vision_config; the tower is not counted."
     form = _FORMS[model_type]
     switches = ("attn_bias", "linear_bias", "patch_embed_proj_bias")
     if (
@@ -37,7 +37,7 @@ def vision_tower(keys: Keys, model_type: str) -> tuple[VisionTower | None, str]:
         or vision.word("mm_projector_type", form.projector) != form.projector
     ):
         return None, (
-            f"vision: a tower with other biases, norms or projector than {model_type}'s published "
+            f"a tower with other biases, norms or projector than {model_type}'s published "
             "one; it is not counted."
         )
     hidden = _size(vision, "hidden_size")
@@ -47,7 +47,7 @@ def vision_tower(keys: Keys, model_type: str) -> tuple[VisionTower | None, str]:
         if one.has(name)
     }
     if projected - {hidden}:
-        return None, "vision: the projector reads another width than the tower gives; not counted."
+        return None, "the projector reads another width than the tower gives; not counted."
     merge = vision.sizes("merge_kernel_size", most=1 << 10)
     if merge is None or len(merge) != 2:
         vision.fail(f"{vision.place('merge_kernel_size')} must be rows and columns of patches")

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.contents import CheckpointError
-from ..checkpoint.files import read_text
-from ..checkpoint.strict_json import read_object
-
-NAME = "config.json"
-LIMIT = 8 << 20  # bytes; the longest published configurations have some 20,000
+from ...reading.errors import CheckpointError
+from ...reading.files import CONFIG, CONFIG_LIMIT, read_text
+from ...reading.strict_json import read_object
 
 Lines = Mapping[tuple[str, ...], int]
 
@@ -61,7 +58,7 @@ def read(where: str | os.PathLike[str] | Mapping[str, Any], file: str) -> Config
         )
     path = _path(where)
     try:
-        raw = read_text(path, LIMIT)
+        raw = read_text(path, CONFIG_LIMIT)
         content = read_object(raw, str(path))
         lines = _lines(raw.decode("utf-8-sig"))
     except CheckpointError as error:
@@ -71,7 +68,7 @@ def read(where: str | os.PathLike[str] | Mapping[str, Any], file: str) -> Config
 
 def _name(path: Path) -> str:
     """What to call the model: its folder, or the file where that says more."""
-    if path.name != NAME:
+    if path.name != CONFIG:
         return path.stem
     folder = path.absolute().parent.resolve()
     if not _COMMIT.fullmatch(folder.name):
@@ -88,17 +85,17 @@ def _path(where: str | os.PathLike[str]) -> Path:
         is_folder = is_there = False
     if not is_there:
         raise ConfigError(
-            f"{str(path)[:200]!r} is not there; the path of a {NAME} or of a folder that holds one "
-            "is expected"
+            f"{str(path)[:200]!r} is not there; the path of a {CONFIG} or of a folder that holds "
+            "one is expected"
         )
     if not is_folder:
         return path
-    if not (path / NAME).exists():
+    if not (path / CONFIG).exists():
         hint = ""
         if (path / "params.json").exists():
             hint = "; its params.json is of Mistral's own format, which no contract here describes"
-        raise ConfigError(f"{path} is a folder without a {NAME}{hint}")
-    return path / NAME
+        raise ConfigError(f"{path} is a folder without a {CONFIG}{hint}")
+    return path / CONFIG
 
 
 _DEEPEST = 32

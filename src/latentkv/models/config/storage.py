@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ..checkpoint.files import short
-from .architecture import Storage
-from .config_keys import Keys
-from .patterns import compiled
+from ...reading.files import short
+from ..architecture import Storage
+from ..configured import Note
+from ..patterns import compiled
+from .keys import Keys
 
 _DTYPES = ("bfloat16", "float16", "float32")
-_METHODS = ("fp8", "compressed-tensors")
 _MOST_PATTERNS = 100  # published lists have up to 6
 _FORMATS = ("mxfp4-pack-quantized", "pack-quantized")
 
 
-def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[str, ...]]:
+def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[Note, ...]]:
     """How the weights are stored, and what is not known of it.
 
     Arguments:
@@ -26,10 +26,10 @@ def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[str, 
     Raises ConfigError for a value of a kind or range that no method has.
     """
     dtype = keys.word("dtype").removeprefix("torch.") or None
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[Note, ...] = ()
     if dtype is None:
         dtype = "bfloat16"
-        unknown = ("dtype: the configuration has none; bfloat16 is taken.",)
+        unknown = (Note("dtype", "the configuration has none; bfloat16 is taken."),)
     elif dtype not in _DTYPES:
         keys.fail(f"{keys.place('dtype')} is {dtype!r}; {', '.join(_DTYPES)} are known")
     quantised = keys.inside("quantization_config")
@@ -38,17 +38,18 @@ def storage(keys: Keys, experts_only: bool) -> tuple[Storage | None, tuple[str, 
     method = quantised.word("quant_method")
     if not method:
         keys.fail(
-            f"{quantised.place('quant_method')} is missing; {' and '.join(_METHODS)} are known"
+            f"{quantised.place('quant_method')} is missing; fp8 and compressed-tensors are known"
         )
-    if method in _METHODS:
-        read = _fp8 if method == "fp8" else _packed
-        found, why = read(quantised, dtype, experts_only)
+    if method == "fp8":
+        found, why = _fp8(quantised, dtype)
+    elif method == "compressed-tensors":
+        found, why = _packed(quantised, dtype, experts_only)
     else:  # it changes neither eps nor order
         found, why = (
             None,
             f"{quantised.place('quant_method')} is {short(method)}, and not known here",
         )
-    return found, unknown + ((f"storage: {why}.",) if why else ())
+    return found, unknown + ((Note("storage", f"{why}."),) if why else ())
 
 
 def own_storage(keys: Keys) -> Storage:
@@ -58,7 +59,7 @@ def own_storage(keys: Keys) -> Storage:
     return Storage()
 
 
-def _fp8(quantised: Keys, dtype: str, _: bool) -> tuple[Storage | None, str]:
+def _fp8(quantised: Keys, dtype: str) -> tuple[Storage | None, str]:
     block = quantised.sizes("weight_block_size")
     if block is None:
         return None, "fp8 weights without weight_block_size, one scale a tensor"

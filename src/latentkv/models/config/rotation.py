@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ..checkpoint.files import short
-from ..contracts import KVContract, NormContract, RopeContract
-from .config_keys import Keys
-from .families import Family, cited
-from .spec import Model, Rotation
-from .yarn import Yarn, softmax_scale
+from ...contracts import KVContract, NormContract, RopeContract
+from ...reading.files import short
+from ..configured import Note, cited
+from ..families import Family
+from ..spec import Model, Rotation
+from ..yarn import Yarn, softmax_scale
+from .keys import Keys
 
 # What DeepSeek's modeling files, and transformers, take where a key is missing.
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
@@ -23,7 +25,12 @@ class Path:
     kv: KVContract | None
     yarn: Yarn | None
     scale: float | None
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[Note, ...] = ()
+
+
+def _pathless(why: str, scale: float | None, *others: Note) -> Path:
+    """No contract for the path, and why."""
+    return Path(None, None, scale, (Note("key-value path", f"{why}."), *others))
 
 
 def key_value_path(family: Family, keys: Keys, norm: NormContract, key: int, head: int) -> Path:
@@ -40,7 +47,7 @@ def key_value_path(family: Family, keys: Keys, norm: NormContract, key: int, hea
     if follows.kv.rope is None:
         if not keys.flag("mla_use_nope", True):
             why = f"{keys.place('mla_use_nope')} is false, and code that rotates was not read"
-            return Path(None, None, None, (f"key-value path: {why}.",))
+            return _pathless(why, None)
         return Path(replace(follows.kv, norm=norm, key_width=key), None, softmax_scale(head, None))
     ropes = _ropes(keys)
     rope, theta = (ropes[0] if ropes else None), _theta(keys, ropes)
@@ -50,19 +57,19 @@ def key_value_path(family: Family, keys: Keys, norm: NormContract, key: int, hea
             family.no_kv
             or "the key turns by plain RoPE without YaRN, which no contract here is made for"
         )
-        return Path(None, None, softmax_scale(head, None), (f"key-value path: {why}.",))
+        return _pathless(why, softmax_scale(head, None))
     if rope is None or kind != "yarn":
         why = family.no_kv or "no contract here describes such frequencies"
-        unknown = (f"key-value path: the rotation is of type {kind}; {why}.",)
+        why = f"the rotation is of type {kind}; {why}"
         if rope is not None and rope.has("mscale_all_dim"):
-            why = f"{rope.place('mscale_all_dim')} stands beside the rotation type {kind}"
-            return Path(None, None, None, (*unknown, f"softmax scale: {why}."))
-        return Path(None, None, softmax_scale(head, None), unknown)
+            beside = f"{rope.place('mscale_all_dim')} stands beside the rotation type {kind}."
+            return _pathless(why, None, Note("softmax scale", beside))
+        return _pathless(why, softmax_scale(head, None))
     yarn = _yarn(keys, rope, theta)
     scale = softmax_scale(head, yarn)
     contract, why = _contract(follows, keys, rope, yarn, key)
     if why or family.no_kv:
-        return Path(None, None, scale, (f"key-value path: {family.no_kv or why}.",))
+        return _pathless(family.no_kv or why, scale)
     return _with_quant(follows, norm, key, contract, yarn, scale)
 
 
@@ -77,14 +84,13 @@ def _with_quant(
     try:
         return Path(KVContract(norm, key, rope, follows.kv.quant), yarn, scale)
     except ValueError as error:
-        return Path(None, None, scale, (f"key-value path: {error}.",))
+        return _pathless(str(error), scale)
 
 
 def _own(family: Family, keys: Keys, norm: NormContract, head: int) -> Path:
     """DeepSeek's own configuration, whose rotation stands in model.py."""
     if family.no_kv:
-        unknown = (f"key-value path: {family.no_kv}.", f"softmax scale: {family.no_kv}.")
-        return Path(None, None, None, unknown)
+        return _pathless(family.no_kv, None, Note("softmax scale", f"{family.no_kv}."))
     model = family.follows
     rotation, rope = model.rotation, model.kv.rope
     assert rotation is not None and rope is not None
@@ -97,11 +103,11 @@ def _own(family: Family, keys: Keys, norm: NormContract, head: int) -> Path:
         why = (
             f"max_seq_len {positions:,} is not above {yarn.original:,}, so model.py leaves YaRN out"
         )
-        return Path(None, None, softmax_scale(head, None), (f"key-value path: {why}.",))
+        return _pathless(why, softmax_scale(head, None))
     key = keys.size("qk_rope_head_dim")
     contract, why = _built(rope, yarn, key, positions)
     if why:
-        return Path(None, None, softmax_scale(head, yarn), (f"key-value path: {why}.",))
+        return _pathless(why, softmax_scale(head, yarn))
     return _with_quant(model, norm, key, contract, yarn, softmax_scale(head, yarn))
 
 
@@ -117,7 +123,7 @@ _OWN_YARN = {
 
 
 def _own_yarn(keys: Keys, rotation: Rotation) -> Yarn:
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for name, key in _OWN_YARN.items():
         fact = getattr(rotation, name)
         value = keys.number_or(key, None, zero=name == "mscale")

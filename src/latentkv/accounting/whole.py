@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ..models.architecture import Architecture, Experts, VisionTower
+from ..models.architecture import Architecture, Experts, Naming, VisionTower
 from .attention import delta_attention, latent_attention
 from .component import Component, Weight, linear, norm, plain
+
+
+class _Kind(NamedTuple):
+    """What tells a layer from others: KDA or latent attention, without experts, with an indexer."""
+
+    delta: bool
+    dense: bool
+    indexed: bool
 
 
 def components(model: Architecture) -> tuple[Component, ...]:
@@ -41,26 +50,25 @@ def components(model: Architecture) -> tuple[Component, ...]:
 
 def _blocks(model: Architecture) -> tuple[Component, ...]:
     """Layers of one kind together, in the order in which their first ones come."""
-    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
+    kinds: dict[_Kind, list[int]] = {}
     indexed = _indexed(model)
     delta = model.delta.layers if model.delta else frozenset()
     for layer in range(model.layers):
-        kind = (layer in delta, layer in model.dense, layer in indexed)
+        kind = _Kind(delta=layer in delta, dense=layer in model.dense, indexed=layer in indexed)
         kinds.setdefault(kind, []).append(layer)
     return tuple(
-        _block(model, _kind(model, kind, len(kinds)), numbers, kind)
+        _block(model, _title(model, kind, len(kinds)), numbers, kind)
         for kind, numbers in kinds.items()
     )
 
 
-def _kind(model: Architecture, kind: tuple[bool, bool, bool], kinds: int) -> str:
-    delta, dense, indexed = kind
-    layers = "MoE blocks" if not dense else "Dense blocks"
+def _title(model: Architecture, kind: _Kind, kinds: int) -> str:
+    layers = "MoE blocks" if not kind.dense else "Dense blocks"
     if model.experts is None:
         layers = "Blocks"
     if model.delta is not None:
-        layers = f"{'KDA' if delta else 'MLA'} layers{', dense' if dense else ''}"
-    apart = model.attention.indexer is not None and kinds > 2 and not indexed
+        layers = f"{'KDA' if kind.delta else 'MLA'} layers{', dense' if kind.dense else ''}"
+    apart = model.attention.indexer is not None and kinds > 2 and not kind.indexed
     return f"{layers}, indices shared" if apart else layers
 
 
@@ -71,18 +79,15 @@ def _indexed(model: Architecture) -> frozenset[int]:
     return frozenset(range(model.layers)) if indexer.layers is None else indexer.layers
 
 
-def _block(
-    model: Architecture, title: str, numbers: Sequence[int], kind: tuple[bool, bool, bool]
-) -> Component:
-    delta, dense, indexed = kind
+def _block(model: Architecture, title: str, numbers: Sequence[int], kind: _Kind) -> Component:
     hidden = model.hidden
     parts = [norm("Input norm", "input_layernorm", hidden)]
-    if delta and model.delta is not None:
+    if kind.delta and model.delta is not None:
         parts.append(delta_attention(model.delta, hidden))
     else:
-        parts.append(latent_attention(model, indexed))
+        parts.append(latent_attention(model, kind.indexed))
     parts.append(norm("Post-attention norm", "post_attention_layernorm", hidden))
-    if dense or model.experts is None:
+    if kind.dense or model.experts is None:
         parts.append(
             _feed_forward("Dense feed-forward", "mlp", hidden, model.dense_width, model.mlp_bias)
         )
@@ -130,18 +135,22 @@ def _moe(model: Architecture, experts: Experts) -> Component:
     return Component("Mixture of experts", name, parts=tuple(parts))
 
 
+# gate, up, down
+_MATRICES: dict[Naming, tuple[str, str, str]] = {
+    "deepseek": ("gate_proj", "up_proj", "down_proj"),
+    "kimi": ("w1", "w3", "w2"),
+}
+
+
 def _matrices(
-    naming: str, hidden: int, width: int, quantised: str, bias: bool = False
+    naming: Naming, hidden: int, width: int, quantised: str, bias: bool = False
 ) -> tuple[Component, ...]:
-    gate, up, down = ("gate_proj", "up_proj", "down_proj") if naming == "deepseek" else _W
+    gate, up, down = _MATRICES[naming]
     return (
         linear("Gate projection", gate, width, hidden, bias, quantised),
         linear("Up-projection", up, width, hidden, bias, quantised),
         linear("Down-projection", down, hidden, width, bias, quantised),
     )
-
-
-_W = ("w1", "w3", "w2")  # gate, up, down
 
 
 def _feed_forward(title: str, name: str, hidden: int, width: int, bias: bool) -> Component:
@@ -159,9 +168,10 @@ def _prediction(model: Architecture, layers: str) -> Component:
     """The layers for multi-token prediction: a block, an embedding and a head each."""
     hidden, table = model.hidden, (Weight("weight", (model.vocabulary, model.hidden)),)
     numbers = tuple(range(model.layers, model.layers + model.mtp_layers))
-    block = _block(
-        model, "", (), (False, model.experts is None, model.attention.indexer is not None)
+    kind = _Kind(
+        delta=False, dense=model.experts is None, indexed=model.attention.indexer is not None
     )
+    block = _block(model, "", (), kind)
     parts = (
         Component("Embedding", "embed_tokens", table, kind="lookup"),
         norm("Embedding norm", "enorm", hidden),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .architecture import (
+from ..architecture import (
     Architecture,
     DeltaAttention,
     Experts,
@@ -13,9 +13,10 @@ from .architecture import (
     Storage,
     Titles,
 )
-from .config_keys import Keys
-from .config_vision import vision_tower
-from .families import TRANSFORMERS, Family
+from ..configured import Note
+from ..families import TRANSFORMERS, Family
+from .keys import Keys
+from .vision import vision_tower
 
 _LAYERS = 10_000  # more than any model has, and few enough to be counted one by one
 _EXPERTS = 1 << 16
@@ -31,8 +32,8 @@ class Sizes:
     """An architecture without its storage, and what of it is not known."""
 
     architecture: Architecture
-    unknown: tuple[str, ...]
-    notes: tuple[str, ...]
+    unknown: tuple[Note, ...]
+    notes: tuple[Note, ...]
 
 
 def latent_attention(family: Family, keys: Keys) -> LatentAttention:
@@ -90,7 +91,7 @@ def sizes(family: Family, keys: Keys, attention: LatentAttention, storage: Stora
     vision, notes = None, _notes(family, keys)
     if nested:
         vision, why = vision_tower(keys, family.model_type)
-        unknown += (why,) if why else ()
+        unknown += (Note("vision", why),) if why else ()
     attention = replace(attention, indexer=_indexer(family, keys, layers, attention))
     tied = family.model_type == "minicpm3"  # MiniCPM3Config's default
     tied = keys.outermost_flag("tie_word_embeddings", tied)
@@ -129,12 +130,15 @@ def _titles(family: Family, k3: bool) -> Titles:
     return family.follows.architecture.titles
 
 
-def _notes(family: Family, keys: Keys) -> tuple[str, ...]:
+def _notes(family: Family, keys: Keys) -> tuple[Note, ...]:
     layers = keys.size_or("num_nextn_predict_layers", 0, least=0, most=64)
     if family.model_type and layers:
         return (
-            f"MTP: {keys.place('num_nextn_predict_layers')} counts layers that published "
-            "checkpoints hold after the others, and that transformers neither loads nor saves.",
+            Note(
+                "MTP",
+                f"{keys.place('num_nextn_predict_layers')} counts layers that published "
+                "checkpoints hold after the others, and that transformers neither loads nor saves.",
+            ),
         )
     return ()
 
@@ -154,7 +158,7 @@ def _score_bias(family: Family, keys: Keys) -> bool:
 def _experts(family: Family, keys: Keys, k3: bool) -> Experts | None:
     if not keys.has("n_routed_experts"):
         if keys.has("moe_intermediate_size") and family.model_type != "minicpm3":
-            keys.size("n_routed_experts")  # missing
+            keys.missing("n_routed_experts")
         return None
     routed = keys.size("n_routed_experts", most=_EXPERTS)
     return Experts(
@@ -173,7 +177,7 @@ def _dense(keys: Keys, layers: int) -> frozenset[int]:
     listed = keys.words("mlp_layer_types", allowed=("dense", "sparse"))
     first = keys.size_or("first_k_dense_replace", None, least=0, most=layers)
     if first is None and listed is None:
-        keys.size("first_k_dense_replace")  # missing
+        keys.missing("first_k_dense_replace")
     every = keys.size_or("moe_layer_freq", 1, most=_LAYERS)
     if listed is None:
         assert first is not None
@@ -231,7 +235,7 @@ def _indexed(keys: Keys, layers: int) -> frozenset[int] | None:
 
 def _delta(
     family: Family, keys: Keys, layers: int, k3: bool
-) -> tuple[DeltaAttention | None, tuple[str, ...]]:
+) -> tuple[DeltaAttention | None, tuple[Note, ...]]:
     if family.model_type not in ("kimi_k3", "kimi_linear"):
         return None, ()
     inner = keys.inside("linear_attn_config")
@@ -244,19 +248,25 @@ def _delta(
         return held.size(name if inner else flat[name], most=1 << 16)
 
     heads = size("num_heads")
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[Note, ...] = ()
     if not k3:
         decay: tuple[int, ...] = (1, 1, heads, 1)
         unknown = (
-            "dtypes: those of KDA's convolutions and output norm in the published checkpoint were "
-            "not read; that of the other weights is taken.",
+            Note(
+                "dtypes",
+                "those of KDA's convolutions and output norm in the published checkpoint were not "
+                "read; that of the other weights is taken.",
+            ),
         )
     else:
         decay = (_PADDED.get(heads, heads),)
         if heads not in _PADDED:
             unknown = (
-                "A_log: K3 pads 96 heads to 128 values; how other numbers are padded is not known, "
-                "and no padding is taken.",
+                Note(
+                    "A_log",
+                    "K3 pads 96 heads to 128 values; how other numbers are padded is not known, "
+                    "and no padding is taken.",
+                ),
             )
     return DeltaAttention(
         layers=_kda_layers(keys, inner, layers),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from ..checkpoint.files import short
-from .config_file import ConfigError, ConfigFile
-from .configured import Value
+from ...reading.files import short
+from ..configured import Value
+from .file import ConfigError, ConfigFile
 
 T = TypeVar("T")
 Path = tuple[str, ...]
@@ -111,7 +111,7 @@ class Keys:
         """A whole number; must be there."""
         value = self.size_or(name, None, least=least, most=most)
         if value is None:
-            self._missing(name)
+            self.missing(name)
         return value
 
     def size_or(self, name: str, default: T, *, least: int = 1, most: int = MOST) -> int | T:
@@ -127,7 +127,7 @@ class Keys:
         """A positive number; must be there."""
         value = self.number_or(name, None)
         if value is None:
-            self._missing(name)
+            self.missing(name)
         return value
 
     def number_or(self, name: str, default: T, *, zero: bool = False) -> float | T:
@@ -221,7 +221,8 @@ class Keys:
         known = not label or message.startswith(label)  # a place names the file, too
         raise ConfigError(message if known else f"{label}: {message}")
 
-    def _missing(self, name: str) -> NoReturn:
+    def missing(self, name: str) -> NoReturn:
+        """Where no default is taken."""
         called = " or ".join(self._names.get(name, (name,)))
         where = f" in {'.'.join(self._path)}" if self._path else ""
         self.fail(

@@ -1,0 +1,28 @@
+// Filters the list that the page already has: without this it is there in full.
+"use strict";
+
+const field = document.getElementById("find");
+const found = document.getElementById("found");
+const entries = Array.from(document.querySelectorAll("#entries > li"), (element) => ({
+  element,
+  text: element.textContent.toLowerCase(),
+}));
+
+// The words of the query, in any order and any case.
+function filter() {
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  let count = 0;
+  for (const { element, text } of entries) {
+    const matches = words.every((word) => text.includes(word));
+    element.hidden = !matches;
+    count += matches;
+  }
+  found.textContent = words.length
+    ? `${count} of ${entries.length} entries match`
+    : `${entries.length} entries`;
+}
+
+field.value = new URLSearchParams(location.search).get("q") ?? "";
+field.addEventListener("input", filter);
+field.form.addEventListener("submit", (event) => event.preventDefault());
+filter();

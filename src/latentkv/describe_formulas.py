@@ -1,0 +1,61 @@
+"""The formulas of the key-value path's components, in LaTeX, from contracts. No torch.
+
+What they use converts to MathML: no environment but aligned, no macro of a package.
+"""
+
+from __future__ import annotations
+
+from .contracts import LatentQuant, RopeContract
+
+_SCALE = {
+    "act_quant": r"2^{\lceil\log_2(\max(a_g,10^{-4})/448)\rceil}",
+    "flashmla": r"2^{\lceil\log_2\max(a_g/448,10^{-4})\rceil}",
+    "vllm_fused": r"2^{\lceil\log_2\max(a_g/448,10^{-4})\rceil}",
+    "vllm_cuda": r"\max(a_g/448,2^{-126})",
+    "sglang": "a_g/448",
+}
+
+
+def turned(rope: RopeContract) -> str:
+    """A pair's rotation, and the YaRN frequencies that it turns by."""
+    pairs, width = rope.width // 2, rope.width
+    if rope.layout == "half":
+        first, second = "k^{R}_i", f"k^{{R}}_{{i+{pairs}}}"
+    else:
+        first, second = "k^{R}_{2i}", "k^{R}_{2i+1}"
+    power = rf"\theta^{{2i/{width}}}"
+    factor = f"{rope.factor:g}"
+    stretched = (
+        rf"\frac{{1}}{{{factor}\,{power}}}"
+        if rope.interpolated == "power"
+        else rf"\frac{{1/{power}}}{{{factor}}}"
+    )
+    return aligned(
+        rf"{first}&=k_{{2i}}\cos(p\,\omega_i)-k_{{2i+1}}\sin(p\,\omega_i)",
+        rf"{second}&=k_{{2i+1}}\cos(p\,\omega_i)+k_{{2i}}\sin(p\,\omega_i)",
+        rf"\omega_i&=(1-r_i)\,\frac{{1}}{{{power}}}+r_i\,{stretched}",
+        rf"r_i&=\min\left(1,\max\left(0,\frac{{i-{rope.low}}}{{{rope.high - rope.low}}}"
+        r"\right)\right)",
+        rf"\theta&={rope.theta:.10g},\quad 0\le i<{pairs}",
+    )
+
+
+def quantised(quant: LatentQuant) -> str:
+    """A group's scale, its codes, and what they stand for."""
+    return aligned(
+        r"a_g&=\max_{j\in g}|\hat c_j|",
+        rf"s_g&={_SCALE[quant.rule]}",
+        r"q_j&=\mathrm{e4m3}(\hat c_j/s_g)",
+        r"\tilde c_j&=s_g\,q_j",
+        rf"|g|&={quant.group}",
+    )
+
+
+def aligned(*lines: str) -> str:
+    """Lines under each other, their equals signs too."""
+    return r"\begin{aligned}" + r"\\".join(lines) + r"\end{aligned}"
+
+
+def part(symbol: str, first: int, last: int) -> str:
+    """Features ``first`` to ``last``, counted from 1."""
+    return rf"{symbol}_{{{first}:{last}}}"
