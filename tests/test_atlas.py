@@ -257,7 +257,42 @@ def test_the_comparison_marks_what_differs():
             assert cell.text.endswith(ours.place)
             assert bool(cell.all(".alone")) is row.stands_alone(column)
     for consequence in compared.consequences:
-        assert " ".join(consequence.split()) in pages()["compare.html"].text
+        words = re.sub(r"\S+\^\S+", "", consequence)  # powers are mathematics, no text
+        assert " ".join(words.split()) in pages()["compare.html"].text
+
+
+def test_powers_are_written_as_mathematics():
+    from latentkv.atlas.formula import powers
+
+    def formulas(page: str) -> list[str]:
+        return [one.attributes["alttext"] for one in pages()[page].all("math")]
+
+    assert formulas("compare.html") == ["192^{-0.5}"] * 3
+    rotation = formulas("models/kimi-k2/rotation.html")
+    assert {"192^{-0.5}", "m^{2}", "m", r"\theta^{2i/64}"} <= set(rotation)
+    for page in pages().values():
+        assert not [p.text for p in page.all("p") + page.all("dd") if "^" in p.text]
+    assert powers("<b> 1e-4, m squared") == "&lt;b&gt; 1e-4, m squared"
+
+
+def test_the_first_page_says_of_each_step_what_differs():
+    table = pages()["index.html"].one(".steps-by-model")
+    rows = {row.one("th").text: row.all("td") for row in table.one("tbody").all("tr")}
+    assert [[cell.text for cell in cells] for cells in rows.values()] == [
+        ["7,168 → 576"] * 3,
+        ["512 + 64"] * 3,
+        ["512, cast then gain", "512, cast then gain", "512, gain then cast"],
+        ["half", "not rotated", "interleaved"],
+        ["none", "none", "e4m3, groups of 128"],
+        ["512 → 64 × 256", "512 → 96 × 256", "512 → 128 × 256"],
+        ["1,152 bytes", "1,152 bytes", "1,152 or 656 bytes"],
+        ["1,536, cast then gain", "1,536, cast then gain", "1,536, gain then cast"],
+    ]
+    for name, cells in zip(models.names(), zip(*rows.values(), strict=True), strict=True):
+        linked = [one.attributes["href"] for cell in cells for one in cell.all("a")]
+        assert sorted(linked) == sorted(
+            f"models/{name}/{one}.html" for one in components(models.get(name))
+        )
 
 
 def test_pictures_stand_where_they_belong():

@@ -94,6 +94,31 @@ def test_a_changed_marker_removes_nothing_elsewhere(tmp_path, name):
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.parametrize("link", ["index.html", "models", "models/kimi-k2", MARKER])
+def test_a_link_in_an_atlas_is_refused_and_what_it_leads_to_left_alone(tmp_path, link):
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    write({"index.html": "", "models/kimi-k2/index.html": ""}, out)
+    path = out / link
+    if path.is_dir():
+        path.rename(mine)
+    else:
+        mine.write_text(path.read_text() if link == MARKER else "mine")
+        path.unlink()
+    path.symlink_to(mine)
+    before = {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()}
+    with pytest.raises(AtlasError, match="is a link"):
+        write({"index.html": "new", "models/kimi-k2/index.html": "new"}, out)
+    assert {one: one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()} == before
+
+
+def test_a_page_that_can_not_be_encoded_leaves_the_earlier_atlas(tmp_path):
+    write({"index.html": "old"}, tmp_path / "out")
+    with pytest.raises(UnicodeEncodeError):
+        write({"a.html": "new", "index.html": "\ud800"}, tmp_path / "out")
+    assert below(tmp_path / "out") == {MARKER, "index.html"}
+    assert (tmp_path / "out" / "index.html").read_text() == "old"
+
+
 def test_without_its_packages_the_command_says_what_to_install(tmp_path, monkeypatch):
     for package in ("jinja2", "latex2mathml"):
         with monkeypatch.context() as patched:
@@ -219,20 +244,44 @@ def test_what_check_prints_is_taken(everything_checked, tmp_path):
         ([ROW | {"differs": "26%"}], "'26%'"),
         ([ROW | {"differs": True}], "True"),
         ([ROW | {"ulp": None}], "None"),
-        ([ROW, ROW | PATH | {"rules": "all"}], ""),
+        ([ROW, ROW | PATH], "of norms and of paths"),
         ([ROW | PATH | {"rules": "all"}], "'all'"),
         ([ROW | PATH | {"rules": [1]}], "[1]"),
         ([ROW | {"differs": float("nan")}], "NaN"),
+        ([ROW | {"differs": -5}], "differs -5"),
+        ([ROW | {"differs": 10**400}], "differs 1000"),
+        ([ROW | {"eps": 10**400}], "eps 1000"),
+        ([ROW | {"ulp": -1}], "ulp -1"),
+        ([ROW | {"versions": {}}], "versions {}"),
+        ([ROW | {"versions": {"torch": 2}}], "versions"),
+        ([ROW | {"date": "2026-11-30"}, ROW | {"date": "2026-12-01"}], "several runs"),
+        ([ROW | PATH | {"group": None}], "rules"),
+        ([ROW | {"reason": "x" * (5 << 20)}], "more than"),
     ],
 )
 def test_another_file_in_place_of_results_is_refused(tmp_path, content, said):
-    if not said:
-        check_page(given(tmp_path, content))  # more than is needed is no fault
-        return
     file = given(tmp_path, content)
     message = refused(tmp_path / "out", "--check", file)
     assert str(file) in message and said in message and "latentkv check --json" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_odd_text_in_results_is_shown_and_null_is_unknown(tmp_path):
+    odd = {"reason": "\ud800 \x00 \u202e", "batch_invariant": None, "residual": None}
+    row = ROW | PATH | odd | {"key_differs": None, "strided": None, "special": None}
+    page = check_page(given(tmp_path, [row]))
+    assert "\\ud800 \\x00 \\u202e" in page.text
+    detail = [cell.text for cell in page.all(".measured")[0].all("td")]
+    assert "None" not in detail and "depend on neighbours" not in detail
+    with_bom = tmp_path / "bom.json"
+    with_bom.write_bytes(b"\xef\xbb\xbf" + json.dumps([ROW]).encode())
+    assert check_page(with_bom).one(".grades")
+
+
+def test_two_results_of_one_component_are_refused(tmp_path):
+    files = [given(tmp_path, [ROW], name) for name in ("a.json", "b.json")]
+    said = refused(tmp_path / "out", "--check", files[0], "--check", files[1])
+    assert "given twice for norm" in said
 
 
 def test_results_that_are_absent_or_no_text_are_refused(tmp_path):

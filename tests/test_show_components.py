@@ -33,8 +33,9 @@ OWN = {
     "up-projection": ["weight"],
     "norm": ["module", "eps", "order", "compression"],
     "query-norm": ["module", "eps", "order"],
+    "split": ["key"],
     "rotation": ["rotation", "softmax"],
-    "cache": ["max_positions", "records"],
+    "cache": ["key", "max_positions", "records"],
 }
 
 
@@ -63,7 +64,7 @@ def test_every_field_is_filled(pair):
     for text in (page.title, page.summary, page.formula, page.arithmetic.sentence):
         assert text.strip() == text != ""
     assert page.call.expression and page.call.file and page.call.line > 0
-    for tensor in (page.input, page.output):
+    for tensor in (*page.inputs, *page.outputs):
         assert tensor.symbol and tensor.dtype and tensor.shape[0].name == "batch"
         assert tensor.shape[-1].size
         assert tensor.note or name in ("norm", "query-norm")
@@ -147,6 +148,11 @@ def test_sizes_equal_the_contracts(model):
 
     assert size("down-projection", "input") == model.hidden_size.value
     assert size("split", "input") == size("down-projection", "output") == model.kv.width
+    split, kept = (describe.component(model, name) for name in ("split", "cache"))
+    widths = [model.kv.norm.width, model.kv.key_width]
+    assert [one.shape[-1].size for one in split.outputs] == widths
+    assert [one.shape[-1].size for one in kept.inputs] == widths
+    assert kept.inputs[1].symbol == describe.component(model, "rotation").output.symbol
     assert size("rotation", "input") == size("rotation", "output") == model.kv.key_width
     assert size("up-projection", "input") == model.kv.norm.width == size("norm", "output")
     heads, each = describe.component(model, "up-projection").output.shape[-2:]
@@ -155,6 +161,21 @@ def test_sizes_equal_the_contracts(model):
     cache = describe.component(model, "cache")
     assert cache.records == describe.page(model).compression.records
     assert all(f"={record.bytes}" in cache.formula for record in cache.records)
+
+
+def test_the_split_gives_two_tensors_and_each_has_its_own_shape():
+    page = shown("kimi-k2", "split")
+    assert [axis["size"] for axis in page["output"]["shape"]] == [None, None, 512]
+    assert [axis["size"] for axis in page["key"]["shape"]] == [None, None, 64]
+    text = CliRunner().invoke(app, ["show", "kimi-k2", "split"]).stdout
+    assert "[B batch, T positions, 512 kv latent]" in text
+    assert "k [B batch, T positions, 64 shared key]" in text
+    assert text.count("576 kv latent and shared key") == 1  # what comes in
+
+
+def test_sizes_have_their_thousands_apart():
+    text = CliRunner().invoke(app, ["show", "kimi-k2", "down-projection"]).stdout
+    assert "h [B batch, T positions, 7,168 hidden]" in text
 
 
 def test_formulas_convert_to_mathml_without_a_rest(pair):
@@ -177,7 +198,7 @@ def test_formulas_read_as_text_without_a_rest(pair):
             assert text.isascii() or unicode
             signs = {line.index(" = ") for line in text.split("\n") if " = " in line}
             assert len(signs) <= 1
-        for tensor in (page.input, page.output):
+        for tensor in (*page.inputs, *page.outputs):
             assert not re.search(r"[\\{}&]", as_text(tensor.symbol, unicode))
 
 

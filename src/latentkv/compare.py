@@ -68,7 +68,9 @@ def compare(models: Sequence[Model]) -> Comparison:
 
 def shape(tensor: Tensor) -> str:
     """[B batch, T positions, 512 kv latent]: sizes where they are fixed, symbols where not."""
-    return f"[{', '.join(f'{axis.size or axis.symbol} {axis.name}' for axis in tensor.shape)}]"
+    sizes = (axis.symbol if axis.size is None else f"{axis.size:,}" for axis in tensor.shape)
+    named = (f"{size} {axis.name}" for size, axis in zip(sizes, tensor.shape, strict=True))
+    return f"[{', '.join(named)}]"
 
 
 def config_place(config: Config) -> str:

@@ -175,6 +175,16 @@ class Page:
     sources: tuple[Card, ...]
     files: tuple[CitedFile, ...]
 
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """``input``, and what is taken beside it."""
+        return (self.input,)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """``output``, and what is given beside it."""
+        return (self.output,)
+
     def as_json(self) -> dict[str, Any]:
         """Dictionaries, lists, strings, numbers, booleans and None; tuples become lists."""
         result = plain(self)
@@ -207,6 +217,17 @@ class MatrixPage(Page):
 
 
 @dataclass(frozen=True)
+class SplitPage(Page):
+    """The split: ``output`` is the latent, ``key`` the shared key beside it."""
+
+    key: Tensor
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return self.output, self.key
+
+
+@dataclass(frozen=True)
 class RotationPage(Page):
     """The shared key's rotation: ``rotation`` is None where nothing is rotated."""
 
@@ -216,16 +237,24 @@ class RotationPage(Page):
 
 @dataclass(frozen=True)
 class CachePage(Page):
-    """What one token leaves in a layer's cache, in each record that the contract allows."""
+    """What one token leaves in a layer's cache, in each record that the contract allows.
 
+    ``input`` is the latent, ``key`` the shared key beside it.
+    """
+
+    key: Tensor
     max_positions: Setting
     records: tuple[Record, ...]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return self.input, self.key
 
 
 # The order in which JSON has them.
 _KEYS = (
-    "model title path call learned summary module formula eps order input output arithmetic "
-    "parameters verdict compression weight rotation softmax max_positions records "
+    "model title path call learned summary module formula eps order input output key "
+    "arithmetic parameters verdict compression weight rotation softmax max_positions records "
     "code sources files component accounting"
 ).split()
 
@@ -256,7 +285,7 @@ def component(model: Model, name: str) -> Page:
         name: one of `components`, in any case, surrounding blanks ignored.
 
     Returns a NormPage for "norm", an RmsNormPage for "query-norm", a MatrixPage for the two
-    projections, a RotationPage, a CachePage, else a Page.
+    projections, a SplitPage, a RotationPage, a CachePage, else a Page.
 
     Raises UnknownComponentError, a ValueError, with those that there are.
     """

@@ -24,6 +24,7 @@ from .describe import (
     Page,
     RotationPage,
     Row,
+    SplitPage,
     Tensor,
     page,
 )
@@ -74,6 +75,7 @@ class _Own:
     note: str = ""
     accounting: tuple[Row, ...] = ()
     sizes: tuple[str, ...] = ()
+    key: Tensor | None = None  # beside the latent, where that is the input or the output
 
 
 def build(model: Model, name: str) -> Page:
@@ -86,9 +88,11 @@ def build(model: Model, name: str) -> Page:
     shown = compression(model)
     own = _OWN[name](model, shown)
     built = _page(model, facts, facts.of(name), own)
-    fields = vars(built)
+    fields = vars(built) | ({} if own.key is None else {"key": own.key})
     if name == "rotation":
         return RotationPage(**fields, rotation=shown.rotation, softmax=shown.softmax)
+    if name == "split":
+        return SplitPage(**fields)
     if name == "cache":
         return CachePage(**fields, max_positions=shown.max_positions, records=shown.records)
     for weight in shown.weights:
@@ -181,12 +185,13 @@ def _split(model: Model, shown: Compression) -> _Own:
             rf"k&={part('z', latent + 1, latent + key)}",
         ),
         _both(model, "z", _ANY, "what the down-projection gives"),
-        _both(model, r"c^{KV},\;k", "the input's", f"{latent} features and {key}, as two views"),
+        _latent(latent, r"c^{KV}", "the input's", f"the first {latent} features, a view"),
         "Two views of one tensor: nothing is copied, computed or rounded.",
         0,
         definition("definition/path.py", "compress_kv"),
         "The definition slices where it uses the parts.",
         sizes=("kv_lora_rank", "qk_rope_head_dim"),
+        key=_key(key, "k", "the input's", f"the other {key}, a view"),
     )
 
 
@@ -298,11 +303,12 @@ def _cache(model: Model, shown: Compression) -> _Own:
                 for size, record in zip(sizes, shown.records, strict=True)
             ),
         ),
-        _both(model, f"{_cached(model)},\\;{key}", _ANY, "latent and shared key of a token"),
+        _latent(model.kv.norm.width, _cached(model), _ANY, _read_as(model)),
         _both(model, "r", records, _note(model, "cache")),
         stored,
         0,
         _functions("definition/records.py", "write"),
+        key=_key(model.kv.key_width, key, "the latent's", "the key that all heads share"),
     )
 
 

@@ -27,8 +27,8 @@ class ComponentPages(Pages):
             *self._head(page, Padding(formula, (0, 0, 0, 2))),
             self.fields(
                 {
-                    "in": self._tensor(page.input),
-                    "out": self._tensor(page.output),
+                    "in": "\n".join(map(self._tensor, page.inputs)),
+                    "out": "\n".join(map(self._tensor, page.outputs)),
                     "arithmetic": cite(arithmetic.sentence, arithmetic.file, arithmetic.lines),
                     "roundings": f"{arithmetic.roundings} a feature",
                 }

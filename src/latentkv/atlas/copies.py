@@ -6,6 +6,7 @@ says why not, and nothing of the copy is shown.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +41,8 @@ class Copies:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        if not self._folder.is_dir():
-            what = "is a file" if self._folder.exists() else "is not there"
+        if not os.path.isdir(folder):
+            what = "is a file" if os.path.exists(folder) else "is not there"
             raise AtlasError(
                 f"--sources {folder}: that folder {what}; give the folder that holds your copies "
                 "of the models' files, as FOLDER/REPOSITORY/PATH or FOLDER/PATH"
@@ -57,7 +58,7 @@ class Copies:
         why = []
         places = (f"{file.repository}/{file.path}", file.path, file.path.rpartition("/")[2])
         for name in dict.fromkeys(places):
-            if not (self._folder / name).is_file():
+            if not os.path.isfile(self._folder / name):  # pathlib's raises where one may not look
                 continue
             text = self._lines(self._folder / name)
             if isinstance(text, str):

@@ -16,6 +16,8 @@ _ALIGNED = re.compile(r"\\begin\{aligned\}(.*)\\end\{aligned\}", re.DOTALL)
 _TOKEN = re.compile(r"\\begin\{|\\end\{|\\\\|\\.|&|[^\\&]+|\\", re.DOTALL)
 # LaTeX sets a thin space before a function's name, MathML none.
 _FUNCTION, _SPACED = re.compile(r"<mi>(?:cos|sin|ln)</mi>"), r'<mspace width="0.167em"/>\g<0>'
+# Powers in a sentence, as a terminal has them, and the m of one that is explained.
+_POWER = re.compile(r"(\w+)\^(?:\(([^()]*)\)|(-?[\d.]*\d))|\bm(?= =)")
 _NAMESPACE = "http://www.w3.org/1998/Math/MathML"
 
 
@@ -31,6 +33,19 @@ def mathml(latex: str, block: bool = False) -> Markup:
     return Markup(
         f'<math xmlns="{_NAMESPACE}" display="{display}" alttext="{escape(latex)}">{inner}</math>'
     )
+
+
+def powers(text: str) -> Markup:
+    """The text, its powers (192^-0.5, theta^(2i/64)) as mathematics."""
+    pieces, at = [], 0
+    for found in _POWER.finditer(text):
+        base, *exponents = found.groups()
+        exponent = next(filter(None, exponents), "")
+        base = r"\theta" if base == "theta" else base
+        latex = f"{base}^{{{exponent}}}" if exponent else found[0]
+        pieces += [escape(text[at : found.start()]), mathml(latex)]
+        at = found.end()
+    return Markup("").join([*pieces, escape(text[at:])])
 
 
 def _table(rows: str) -> str:

@@ -6,11 +6,15 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import models
+from ..reading.files import short
+from ..screen import printable
 from .errors import AtlasError
 
+_LARGEST = 4 << 20  # bytes; all implementations found make some 40,000
+_LONGEST = 2000  # characters of a reason
 _GRADES = ("identical", "follows", "deviates")
 
 # What each row must have, and what may be in it.
@@ -101,12 +105,17 @@ def measured(files: Sequence[str | Path]) -> tuple[Measured, ...]:
     Raises AtlasError for a file that isn't what ``latentkv check --json`` prints.
     """
     read = [_measured(Path(file)) for file in files]
+    for component in {one.component for one in read}:
+        if sum(one.component == component for one in read) > 1:
+            raise AtlasError(f"--check is given twice for {component}: give one file for each")
     return tuple(sorted(read, key=lambda one: one.component))
 
 
 def _measured(path: Path) -> Measured:
     rows = _rows(path)
     component = "path" if "key" in rows[0] else "norm"
+    if any(("key" in row) != (component == "path") for row in rows):
+        raise _refused(path, "its results are of norms and of paths")
     wanted = _FIELDS | (_PATH_FIELDS if component == "path" else {})
     for number, row in enumerate(rows):
         _check(path, number, row, wanted)
@@ -128,7 +137,13 @@ def _measured(path: Path) -> Measured:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise _refused(path, "it can't be read: it is no file")
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
+            raise _refused(path, f"it has more than {_LARGEST:,} bytes")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise _refused(path, "it is not UTF-8 text") from None
     except OSError as error:
@@ -147,22 +162,40 @@ def _no_number(name: str) -> float:
 
 
 def _check(path: Path, number: int, row: dict[str, Any], wanted: dict[str, Any]) -> None:
+    def refuse(what: str, value: object) -> NoReturn:
+        raise _refused(path, f"result {number} {what} {short(value)}")
+
     for name, types in wanted.items():
         if name not in row:
-            raise _refused(path, f"result {number} has no {name!r}")
+            refuse("has no", name)
         value = row[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise _refused(path, f"result {number} has {name} {value!r}")
-    if not all(isinstance(one, str) for one in row["versions"].values()):
-        raise _refused(path, f"result {number} has versions {row['versions']!r}")
-    if not all(isinstance(rule, str) for rule in row.get("rules", ())):
-        raise _refused(path, f"result {number} has rules {row['rules']!r}")
+            refuse(f"has {name}", value)
+        if isinstance(value, str):
+            row[name] = _text(value)
+    versions, rules = row["versions"], row.get("rules", [])
+    if not versions or not all(isinstance(one, str) for one in versions.values()):
+        refuse("has versions", versions)
+    if not all(isinstance(rule, str) for rule in rules) or (rules and row.get("group") is None):
+        refuse("has rules", rules)
+    row["versions"] = {_text(name): _text(value) for name, value in versions.items()}
+    for name in ("differs", "key_differs"):
+        value = row.get(name)
+        if value is not None and not 0 <= value <= 1:
+            refuse(f"has {name}", value)
+    if row["ulp"] < 0:
+        refuse("has ulp", row["ulp"])
+    if row["eps"] is not None and not 0 <= row["eps"] < 1e30:
+        refuse("has eps", row["eps"])
     if row["model"] not in models.names():
-        raise _refused(
-            path, f"result {number} is about {row['model']!r}, of which there is no page"
-        )
+        refuse("is not about a model of this atlas:", row["model"])
     if row["grade"] not in _GRADES:
-        raise _refused(path, f"result {number} has grade {row['grade']!r}")
+        refuse("has grade", row["grade"])
+
+
+def _text(value: str) -> str:
+    """What a page can show: no control characters, no half pairs, and not without end."""
+    return printable(value if len(value) <= _LONGEST else f"{value[:_LONGEST]}...", keep="\n")
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from ..models import Model
 from ..models.hosts import address, ranges
 from ..terminal_count import share
 from .copies import Copies, Excerpt
-from .formula import mathml
+from .formula import mathml, powers
 from .pictures import bar
 
-_OPERATOR = re.compile(" ([=×]) ")
+_OPERATOR = re.compile(" ([=×→+]) ")
 
 # The pages across the models: address, what links call it, what it has.
 ACROSS = (
@@ -50,6 +50,7 @@ class Templates:
             math=mathml,
             number=lambda value: f"{value:,}",
             percent=percent,
+            powers=powers,
             scientific=scientific,
             setting=_setting,
             share=share,
@@ -107,7 +108,7 @@ def percent(part: float) -> str:
 
 
 def unbroken(text: str) -> str:
-    """Lines break before an operator of a product or an equation, and not at all after ε."""
+    """Lines break before an operator, never after it, and not at all after ε."""
     return _OPERATOR.sub(" \\1\u00a0", text).replace("ε =", "ε\u00a0=")
 
 

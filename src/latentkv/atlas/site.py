@@ -28,10 +28,10 @@ from ..describe import (
 )
 from ..layouts import Record
 from ..models import Model
-from ..models.spec import COMPONENTS
 from . import pictures
 from .copies import Copies
 from .measured import Measured, measured
+from .overview import overview
 from .render import ACROSS, Templates
 from .walk import Entry, nodes, pages, walk
 
@@ -90,9 +90,8 @@ class _Site:
         yield draw(
             "index.html",
             models=every,
-            names=COMPONENTS,
+            steps=overview(every, self._components),
             trees=self._trees,
-            components=self._components,
         )
         for model in every:
             yield self._model(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from .errors import AtlasError
@@ -13,20 +13,23 @@ MARKER = ".latentkv-atlas"  # lists the files of the atlas that lies there, one 
 def write(files: Mapping[str, str], out: str | Path) -> None:
     """Write the files below ``out``, in place of an earlier atlas's.
 
-    Raises AtlasError where ``out`` is no folder, holds anything but an atlas, or can't be written.
+    Raises AtlasError where ``out`` is no folder, holds anything but an atlas or a link in one, or
+    can't be written.
     """
     folder = Path(out)
+    encoded = {name: text.encode() for name, text in files.items()}  # before the first is written
     earlier = _earlier(folder)
+    _check_links(folder, encoded)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # First, and with both lists: whatever stops this, the next run knows what is its own.
         _mark(folder, {*earlier, *files})
         for name in earlier - set(files):
             _remove(folder, name)
-        for name, text in files.items():
+        for name, content in encoded.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text.encode())
+            path.write_bytes(content)
         _mark(folder, set(files))
     except OSError as error:
         raise AtlasError(
@@ -47,7 +50,8 @@ def _earlier(folder: Path) -> set[str]:
                 raise AtlasError(f"{folder} is not a folder: give a new or an empty one")
             return set()
         if (folder / MARKER).is_file():
-            return set((folder / MARKER).read_text(encoding="utf-8").splitlines())
+            names = (folder / MARKER).read_text(encoding="utf-8").splitlines()
+            return {name for name in names if name.isprintable()}  # ours are
         found = sorted(path.name for path in folder.iterdir())
     except (OSError, UnicodeDecodeError) as error:
         raise AtlasError(
@@ -60,6 +64,18 @@ def _earlier(folder: Path) -> set[str]:
             "among the pages. Give a new or an empty folder, or one with an earlier atlas"
         )
     return set()
+
+
+def _check_links(folder: Path, names: Iterable[str]) -> None:
+    """A link where a page is to be written would lead out of the folder."""
+    below = {MARKER, *names}
+    below |= {str(parent) for name in names for parent in Path(name).parents} - {"."}
+    for name in sorted(below):
+        if (folder / name).is_symlink():
+            raise AtlasError(
+                f"{folder / name} is a link: what it leads to would be overwritten. Remove it, or "
+                "give another folder"
+            )
 
 
 def _remove(folder: Path, name: str) -> None:
