@@ -335,3 +335,18 @@ def test_a_component_needs_no_torch_and_no_network():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["down-projection", "up-projection"])
+def test_a_matrix_says_how_the_checkpoint_has_it(name):
+    said = {
+        one: describe.component(models.get(one), name).arithmetic.sentence for one in models.names()
+    }
+    assert "a float32 scale for each tile of 128 × 128" in said["kimi-k2"]
+    assert "e4m3" not in said["kimi-k3"]  # its attention is bfloat16
+
+
+def test_a_record_that_the_models_own_file_does_not_keep_says_so():
+    for name, own in (("kimi-k2", True), ("kimi-k3", True), ("deepseek-v3.2-exp", False)):
+        sentence = describe.component(models.get(name), "cache").arithmetic.sentence
+        assert ("The model's own file keeps every head's key and value." in sentence) == own

@@ -96,8 +96,8 @@ def _frequencies(model: Model) -> str:
     if rope is None:
         return "none"
     return (
-        f"theta {rope.theta:,.0f}; factor {rope.factor:g} from pair {rope.low} to {rope.high}, "
-        f"applied to the {rope.interpolated}"
+        f"theta {rope.theta:,.0f}; from pair {rope.high} on divided by {rope.factor:g}, up to pair "
+        f"{rope.low} not, applied to the {rope.interpolated}"
     )
 
 

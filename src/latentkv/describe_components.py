@@ -28,7 +28,7 @@ from .describe import (
     Tensor,
     page,
 )
-from .describe_formulas import aligned, part, quantised, turned
+from .describe_formulas import aligned, part, product, quantised, turned
 from .describe_norms import breadcrumb, cards, cited_files, heading, query_norm
 from .models import spec
 from .models.spec import ComponentFacts, Fact, Model, PathFacts, Source
@@ -40,10 +40,6 @@ _FACTS = {
     "deepseek-v3.2-exp": "deepseek_v32_pages",
 }
 
-_MATRIX = (
-    "A matrix product, its result rounded once to the input's type; in which order it is summed is "
-    "the library's, so no contract pins its bits."
-)
 _NO_DEFINITION = (
     "The definition has no function for it: it begins with this matrix's output.",
     "The definition has no function for it: it ends with this matrix's input.",
@@ -165,7 +161,7 @@ def _down(model: Model, shown: Compression) -> _Own:
         ),
         _tensor("h", Axis("D", hidden, "hidden"), dtype="bfloat16", note="the normed hidden state"),
         _both(model, "z", "bfloat16", "the latent's features, then the shared key's"),
-        _MATRIX,
+        product(model),
         1,
         None,
         _NO_DEFINITION[0],
@@ -230,7 +226,11 @@ def _quantisation(model: Model, shown: Compression) -> _Own:
     quant, width = model.kv.quant, model.kv.norm.width
     assert quant is not None  # components lists it only then
     exact = quant.rule in _POWER_OF_TWO
-    way_back = " Each scale is a power of two, so the way back rounds nothing." if exact else ""
+    way_back = (
+        " Each scale is a power of two, so the way back rounds nothing, short of an overflow."
+        if exact
+        else ""
+    )
     return _Own(
         "Quantisation of the latent",
         f"Each group of {quant.group} features becomes e4m3 codes with one scale, and at once what "
@@ -267,7 +267,7 @@ def _up(model: Model, shown: Compression) -> _Own:
             note=f"{nope} features of content key, then {value} of value; "
             + _note(model, "up-projection"),
         ),
-        _MATRIX,
+        product(model),
         1,
         None,
         _NO_DEFINITION[1],
@@ -287,7 +287,10 @@ def _cache(model: Model, shown: Compression) -> _Own:
         for record in shown.records
     ]
     records = ", or ".join(f"{one.name}: {one.bytes:,} bytes" for one in shown.records)
-    stored = "Latent and key are stored as they are: nothing is rounded."
+    stored = (
+        "An engine that caches the latent, as this library's cache does, keeps it and the key as "
+        "they are: nothing is rounded. The model's own file keeps every head's key and value."
+    )
     if model.kv.quant is not None:
         stored = (
             "Nothing is rounded: the plain record stores what the codes stand for, the other the "

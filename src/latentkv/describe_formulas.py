@@ -1,4 +1,4 @@
-"""The formulas of the key-value path's components, in LaTeX, from contracts. No torch.
+"""The formulas of the key-value path's components, in LaTeX, and what products say. No torch.
 
 What they use converts to MathML: no environment but aligned, no macro of a package.
 """
@@ -6,6 +6,7 @@ What they use converts to MathML: no environment but aligned, no macro of a pack
 from __future__ import annotations
 
 from .contracts import LatentQuant, RopeContract
+from .models.spec import Model
 
 _SCALE = {
     "act_quant": r"2^{\lceil\log_2(\max(a_g,10^{-4})/448)\rceil}",
@@ -59,3 +60,19 @@ def aligned(*lines: str) -> str:
 def part(symbol: str, first: int, last: int) -> str:
     """Features ``first`` to ``last``, counted from 1."""
     return rf"{symbol}_{{{first}:{last}}}"
+
+
+def product(model: Model) -> str:
+    """What is said of a matrix's arithmetic, and how the checkpoint has the matrix."""
+    said = (
+        "A matrix product, its result rounded once to the input's type; in which order it is "
+        "summed is the library's, so no contract pins its bits."
+    )
+    storage = model.architecture.storage
+    if storage.format != "fp8_block":
+        return said
+    rows, columns = storage.block
+    return (
+        f"{said} The checkpoint has the weight in e4m3, with a float32 scale for each tile of "
+        f"{rows} × {columns}."
+    )

@@ -203,6 +203,8 @@ def _notes(models: Sequence[Model], lines: Sequence[_Line]) -> tuple[str, ...]:
                 f"{model.display} caches in {model.mla_layers.value} of {model.layers.value} "
                 f"layers; the state of its {len(delta.layers)} KDA layers is not counted."
             )
+        if model.architecture.attention.indexer is not None:
+            notes.append(f"{model.display}'s indexer caches keys of its own, not counted.")
     return tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""The rounding chain of an RMSNorm: each step a card, one real row's bits walking through it."""
+"""The rounding chain of an RMSNorm: each step a card, a row's bits walking through it."""
 
 from __future__ import annotations
 
