@@ -112,6 +112,14 @@ def test_search_filters_the_list_and_says_how_many(browser: Browser):
     assert browser.console() == []
 
 
+def test_search_takes_words_as_they_are_typed(browser: Browser):
+    for typed, written in (("key-value down", "Key–value down"), ("quantization", "Quantisation")):
+        browser.open("search.html")
+        browser.all("#find")[0].send_keys(typed)
+        shown = [one.text for one in browser.all("#entries > li:not([hidden])")]
+        assert shown and any(written in text for text in shown)
+
+
 def test_a_search_from_any_page_leads_to_what_was_found(browser: Browser):
     browser.open("models/kimi-k2/split.html")
     browser.all("#find")[0].send_keys("quantisation", ENTER)

@@ -364,3 +364,16 @@ def test_a_configs_regular_expression_cannot_hang(tmp_path, pattern):
     held = {"a" * 60 + ".weight_packed": derived(TINY)[KV].int()}
     result = run(write(tmp_path / "tiny", held, config=config))
     assert result.exit_code == 1 and "nothing is derived" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [["--json"], []])
+def test_a_reader_that_goes_away_does_not_look_like_a_difference(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as gone:
+        result = subprocess.run(
+            [sys.executable, "-m", "latentkv", "count", "kimi-k3", *arguments],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+        )
+    assert (result.returncode, result.stderr) == (141, b"")

@@ -291,6 +291,9 @@ def _environment() -> Iterator[None]:
         fail(str(error))
 
 
+_GONE = 141  # as a shell reports SIGPIPE: 1 means something here
+
+
 def main() -> None:
     """The entry point of the ``latentkv`` script and of ``python -m latentkv``."""
     for name in ("stdout", "stderr"):
@@ -298,6 +301,11 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     try:
         app(prog_name="latentkv")
+    except SystemExit:
+        # typer exits with 1 where a reader has gone away, and leaves this in stdout's place
+        if "PacifyFlushWrapper" in type(sys.stdout).__name__:
+            raise SystemExit(_GONE) from None
+        raise
     except Exception:
         # A fault of ours: none of the exit codes that mean something.
         traceback.print_exc()
@@ -312,4 +320,4 @@ def _flush() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None  # as a shell reports SIGPIPE: 1 means something here
+        raise SystemExit(_GONE) from None
