@@ -15,7 +15,7 @@ from latex2mathml.converter import convert
 from pages import shown
 from typer.testing import CliRunner
 
-from latentkv import accounting, describe, models
+from latentkv import accounting, describe, models, pages
 from latentkv.cli import app
 from latentkv.describe_components import SCALE_FUNCTIONS
 from latentkv.screen import to_ascii
@@ -80,7 +80,7 @@ def test_json_has_the_keys_of_every_page_and_its_own(pair):
     model, name = pair
     page = shown(model.name, name)
     assert sorted(page) == sorted([*BASE, *OWN.get(name, [])])
-    positions = [describe._KEYS.index(key) for key in page]
+    positions = [pages._KEYS.index(key) for key in page]
     assert positions == sorted(positions)
     assert page == json.loads(json.dumps(describe.component(model, name).as_json()))
 
@@ -117,7 +117,7 @@ def test_numbers_equal_the_tree_of_the_whole_model(model, name):
     for row in page.accounting:
         factors = [int(one.replace(",", "")) for one in row.calculation.split(" × ")]
         assert math.prod(factors) == row.parameters
-    if isinstance(page, describe.MatrixPage):
+    if isinstance(page, pages.MatrixPage):
         assert {shape for node in found for shape in node.shapes} == {page.weight.shape}
 
 
@@ -245,10 +245,10 @@ def test_files_are_named_as_on_the_norms_page(model):
         listed = {file.name: file for file in page.files}
         assert all(known.get(label, file) == file for label, file in listed.items())
         cited = {page.call.file, page.arithmetic.file, page.code.file}
-        if isinstance(page, describe.RotationPage):
+        if isinstance(page, pages.RotationPage):
             settings = page.rotation.settings if page.rotation else ()
             cited |= {page.softmax.file, *(setting.file for setting in settings)}
-        if isinstance(page, describe.CachePage):
+        if isinstance(page, pages.CachePage):
             cited.add(page.max_positions.file)
         assert cited <= set(listed)
         places = {(file.repository, file.path, file.revision) for file in page.files}

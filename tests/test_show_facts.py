@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pages import shown
 
-from latentkv import describe, models
+from latentkv import describe, describe_formulas, describe_norms, models
 from latentkv.contracts import LatentQuant, NormContract
 from latentkv.models import spec
 from latentkv.models.spec import Fact, Model
@@ -88,13 +88,13 @@ def test_a_changed_contract_changes_the_page():
     [(1e-6, "10⁻⁶"), (1e-5, "10⁻⁵"), (1e-4, "10⁻⁴"), (2.5e-6, "2.5 × 10⁻⁶"), (1.0, "10⁰")],
 )
 def test_powers_of_ten(value, text):
-    assert describe.scientific(value) == text
+    assert describe_formulas.scientific(value) == text
 
 
 def test_the_definition_is_read_not_imported():
     from latentkv._source import definition
 
-    found = definition(*describe.DEFINITION)
+    found = definition(*describe_norms.DEFINITION)
     path = Path(describe.__file__).parent / "definition" / "norm.py"
     kept = [line for line in found.source.splitlines() if line]
     assert set(kept) <= set(path.read_text("utf-8").splitlines())

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .contracts import NormContract
-from .describe import Config, NormPage, Tensor, page, scientific
+from .describe import page
+from .describe_formulas import scientific
 from .models.spec import Model
+from .pages import Config, NormPage, Tensor
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from . import layouts
 from .accounting import Total, tree
 from .compression import _quantises, _rotates
 from .contracts import KVContract, NormContract
-from .describe import _ARITHMETIC, _formula, plain
+from .describe_formulas import ARITHMETIC, norm_formula
 from .models.architecture import Architecture
 from .models.configured import Configured, Note, Value
+from .pages import plain
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,10 @@ def config_page(shown: Configured) -> ConfigPage:
         model_type=shown.model_type,
         file=shown.file,
         follows=shown.follows,
-        formula=_formula(r"\gamma_{KV}", latent.eps),
+        formula=norm_formula(r"\gamma_{KV}", latent.eps),
         norms=tuple(norms),
         order_origin=origins["order"],
-        arithmetic=_ARITHMETIC[latent.order],
+        arithmetic=ARITHMETIC[latent.order],
         path=kv,
         rotation="" if kv is None else _rotates(kv.rope),
         quantisation=_quantisation(kv),

@@ -14,7 +14,11 @@ from importlib import import_module
 from ._source import Definition, definition
 from .citations import cited, places
 from .compression import Compression, compression
-from .describe import (
+from .describe_formulas import aligned, part, product, quantised, turned
+from .describe_norms import breadcrumb, cards, cited_files, heading, latent_norm, query_norm
+from .models import spec
+from .models.spec import ComponentFacts, Fact, Model, PathFacts, Source
+from .pages import (
     Arithmetic,
     Axis,
     CachePage,
@@ -26,12 +30,7 @@ from .describe import (
     Row,
     SplitPage,
     Tensor,
-    page,
 )
-from .describe_formulas import aligned, part, product, quantised, turned
-from .describe_norms import breadcrumb, cards, cited_files, heading, query_norm
-from .models import spec
-from .models.spec import ComponentFacts, Fact, Model, PathFacts, Source
 from .verdict import matched, unchecked
 
 _FACTS = {
@@ -77,7 +76,7 @@ class _Own:
 def build(model: Model, name: str) -> Page:
     """The page of a component that `describe.components` names."""
     if name == "norm":
-        return page(model)
+        return latent_norm(model)
     facts = path_facts(model)
     if name == "query-norm":
         return query_norm(model, facts)

@@ -76,3 +76,44 @@ def product(model: Model) -> str:
         f"{said} The checkpoint has the weight in e4m3, with a float32 scale for each tile of "
         f"{rows} × {columns}."
     )
+
+
+ARITHMETIC = {
+    "cast_then_gain": (
+        "The normalisation runs in float32; its result is cast back to the input type, "
+        "and only then multiplied by the gain."
+    ),
+    "gain_then_cast": (
+        "The normalisation runs in float32 and so does the product with the gain; "
+        "a single cast back to the input type comes last."
+    ),
+}
+
+
+def norm_formula(gain: str, eps: float) -> str:
+    """An RMSNorm's, with the symbol of its gain."""
+    mantissa, exponent = decimal_parts(eps)
+    factor = "" if mantissa == "1" else rf"{mantissa}\times"
+    return (
+        r"\begin{aligned}m_2(x)&=\frac{1}{d}\sum_{j=1}^d x_j^2\\"
+        rf"y&={gain}\odot\frac{{x}}{{\sqrt{{m_2(x)+\varepsilon}}}}\\"
+        rf"\varepsilon&={factor}10^{{{exponent}}}\end{{aligned}}"
+    )
+
+
+def decimal_parts(value: float) -> tuple[str, int]:
+    """Mantissa and exponent of the shortest decimal that reads back as ``value``."""
+    digits, _, exponent = f"{value!r}".partition("e")
+    if not exponent:  # repr writes 0.0001 in full
+        for precision in range(17):
+            digits, _, exponent = f"{value:.{precision}e}".partition("e")
+            if float(f"{digits}e{exponent}") == value:
+                break
+    return digits, int(exponent)
+
+
+def scientific(value: float) -> str:
+    """10⁻⁶, or 2.5 × 10⁻⁶."""
+    mantissa, exponent = decimal_parts(value)
+    power = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power if mantissa == "1" else f"{mantissa} × {power}"

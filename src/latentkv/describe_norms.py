@@ -8,9 +8,9 @@ from ._source import definition
 from .citations import cited, places
 from .compression import compression
 from .contracts import NormContract
-from .describe import (
-    _ARITHMETIC,
-    DEFINITION,
+from .describe_formulas import ARITHMETIC, norm_formula, scientific
+from .models.spec import File, LatentNorm, Model, PathFacts, Place, Source
+from .pages import (
     Arithmetic,
     Axis,
     Call,
@@ -25,12 +25,11 @@ from .describe import (
     RmsNormPage,
     Row,
     Tensor,
-    _formula,
-    scientific,
 )
-from .models.spec import File, LatentNorm, Model, PathFacts, Place, Source
 from .parameters import parameters
 from .verdict import matched, unchecked
+
+DEFINITION = ("definition/norm.py", "rms_norm")
 
 _ROUNDINGS = {"cast_then_gain": 2, "gain_then_cast": 1}  # to the types of input and output
 _OUTPUT = {
@@ -104,13 +103,13 @@ def _page(
             "a learned gain then multiplies them."
         ),
         module=_module(norm, contract),
-        formula=_formula(norm.gain, contract.eps),
+        formula=norm_formula(norm.gain, contract.eps),
         eps=_eps(norm, contract, names),
         order=contract.order,
         input=tensor(norm.input, "bfloat16, float16 or float32", note),
         output=tensor(norm.output, _OUTPUT[contract.order], ""),
         arithmetic=Arithmetic(
-            _ARITHMETIC[contract.order],
+            ARITHMETIC[contract.order],
             _ROUNDINGS[contract.order],
             names[norm.arithmetic.file],
             norm.arithmetic.label,

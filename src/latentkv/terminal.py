@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .compare import Comparison, Row, cite, config_place, shape
-from .describe import Card, CitedFile, Config, NormPage, Page, RmsNormPage, scientific
+from .describe_formulas import scientific
+from .pages import Card, CitedFile, Config, NormPage, Page, RmsNormPage
 from .screen import PAGE_WIDTH, Screen, Wrapped
 from .terminal_compression import compression_section
 from .terminal_formulas import as_text

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 
 from .compare import cite, shape
-from .describe import CachePage, MatrixPage, Page, RmsNormPage, RotationPage, Tensor
+from .pages import CachePage, MatrixPage, Page, RmsNormPage, RotationPage, Tensor
 from .screen import PAGE_WIDTH
 from .terminal import Pages
 from .terminal_compression import record_section, rotation_fields, setting_text, softmax_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from .config_page import ConfigPage, Norm
-from .describe import scientific
+from .describe_formulas import scientific
 from .models.configured import Note, Value
 from .screen import PAGE_WIDTH
 from .terminal import Pages

@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..describe import CitedFile
 from ..models.passages import covering, digest
 from ..models.spec import Lines
+from ..pages import CitedFile
 from .errors import AtlasError
 
 _LARGEST = 16 * 2**20  # bytes; a model's file has some thousand lines

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..describe import CachePage, MatrixPage, Page, RmsNormPage, RotationPage, SplitPage, Tensor
 from ..models import Model
 from ..models.spec import COMPONENTS
+from ..pages import CachePage, MatrixPage, Page, RmsNormPage, RotationPage, SplitPage, Tensor
 
 
 @dataclass(frozen=True)

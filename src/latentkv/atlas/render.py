@@ -12,9 +12,10 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..compare import config_place, shape
-from ..describe import Card, CitedFile, Page, scientific
+from ..describe_formulas import scientific
 from ..models import Model
 from ..models.hosts import address, ranges
+from ..pages import Card, CitedFile, Page
 from ..terminal_count import share
 from .copies import Copies, Excerpt
 from .formula import mathml, powers

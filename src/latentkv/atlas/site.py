@@ -15,19 +15,10 @@ from .. import layouts, models
 from ..accounting import tree
 from ..compare import compare
 from ..counting import count
-from ..describe import (
-    CachePage,
-    MatrixPage,
-    NormPage,
-    Page,
-    RmsNormPage,
-    RotationPage,
-    component,
-    components,
-    page,
-)
+from ..describe import component, components, page
 from ..layouts import Record
 from ..models import Model
+from ..pages import CachePage, MatrixPage, NormPage, Page, RmsNormPage, RotationPage
 from . import pictures
 from .copies import Copies
 from .measured import Measured, measured

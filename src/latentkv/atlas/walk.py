@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..accounting import Node
-from ..describe import Page
 from ..models import Model
+from ..pages import Page
 
 _OPEN = 2  # levels of the tree that are open when the page is
 

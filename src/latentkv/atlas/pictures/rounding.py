@@ -9,7 +9,7 @@ from typing import get_args
 from ... import bitwise
 from ...bitwise import Walk, bf16, bf16_bits, fp32_bits
 from ...contracts import NormContract, Order
-from ...describe import scientific
+from ...describe_formulas import scientific
 from .svg import WIDTH, Drawing
 
 _LCG = (1664525, 1013904223)  # a 32-bit linear congruential generator: any machine, the same row
