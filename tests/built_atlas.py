@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
+
+from typer.testing import CliRunner
 
 from latentkv.atlas import build
+from latentkv.cli import app
 
 VOID = {"meta", "link", "br", "input"}
 
@@ -113,3 +118,55 @@ def files() -> dict[str, str]:
 @cache
 def pages() -> dict[str, Element]:
     return {name: read(text) for name, text in files().items() if name.endswith(".html")}
+
+
+def atlas(*arguments: str):
+    return CliRunner().invoke(app, ["atlas", *map(str, arguments)])
+
+
+def refused(*arguments: str) -> str:
+    result = atlas(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+# What `check --json` prints of the norm, and what it adds for the path.
+ROW = {
+    "model": "kimi-k3",
+    "implementation": "Mine",
+    "follows": False,
+    "grade": "deviates",
+    "order": None,
+    "eps": None,
+    "eps_placement": "unknown",
+    "residual": "none",
+    "out_dtype": "bfloat16",
+    "special": "as defined",
+    "differs": 0.2618,
+    "ulp": 2**40,
+    "batch_invariant": False,
+    "strided": "same",
+    "reason": "guesses",
+    "versions": {"latentkv": "0.1.0", "torch": "2.13.0+cpu"},
+    "date": "2026-11-30",
+}
+PATH = {
+    "key": "rotated",
+    "layout": "half",
+    "roundings": "each_step",
+    "table": "given",
+    "key_differs": 0.5,
+    "latent": "quantised",
+    "rules": ["act_quant"],
+    "group": 64,
+    "slot_minus_1": "skipped",
+    "duplicates": "last",
+    "faults": ["guesses"],
+}
+
+
+def given(tmp_path: Path, content: object, name: str = "norm.json") -> Path:
+    file = tmp_path / name
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return file
