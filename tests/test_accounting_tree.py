@@ -72,6 +72,7 @@ def test_the_shares_of_all_weights_are_the_whole(model):
     assert sum(totals_of_own) == root.total
     # of some hundred shares below 1 each is rounded once, and so is each sum
     assert sum(one / root.total for one in totals_of_own) == pytest.approx(1, abs=1e-13)
+    # some ten children, each share rounded once, by 2^-54 of 1 at most, and each sum by 2^-53
     assert sum(child.share for child in root.children) == pytest.approx(1, abs=1e-15)
 
 

@@ -127,6 +127,7 @@ def test_lines_lie_where_the_axes_say():
     ]
     assert len(ends) == 7
     for drawn, stated in zip(ends, wanted, strict=True):
+        # coordinates have two decimals: 0.005 here and at a tick, and 0.01 / 3 a decade over four
         assert drawn == pytest.approx(stated, abs=0.05)
 
 

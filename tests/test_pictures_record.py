@@ -80,6 +80,7 @@ def test_the_fields_are_to_scale_and_leave_no_gap(name):
         right = min(x for _, x, *_ in drawn)
         for _, x, y, width in drawn:
             if y == row:
+                # coordinates have two decimals: 0.005 each for x, the one before and its width
                 assert x == pytest.approx(right, abs=0.03)
                 right = x + width
         assert row == rows[-1] or right == pytest.approx(full, abs=0.03)

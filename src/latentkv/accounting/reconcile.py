@@ -232,11 +232,12 @@ class _Comparison:
                 f"{self.other_buffers:,} buffers that are not learned have another shape or dtype"
             )
         if self.buffers:
-            there_too = self.buffers[0] in there.files
+            unsized = "; an index doesn't give their size, so the total is not compared"
+            there_too = any(name in there.files for name in self.buffers)
             self.warnings.append(
                 f"{len(self.buffers):,} buffers that are not learned, such as {self.buffers[0]}, "
                 + ("are stored as well" if there_too else "are not stored")
-                + ("; the total size is therefore not compared" if there.tensors is None else "")
+                + (unsized if there_too and there.tensors is None else "")
             )
         if self.expected:
             one = self.expected[0]
