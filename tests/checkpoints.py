@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +47,7 @@ KIMI = Architecture(
     layers=4,
     dense=frozenset({0}),
     dense_width=48,
-    attention=LatentAttention(
-        heads=2,
-        q_rank=24,
-        kv_rank=32,
-        nope=8,
-        rope=4,
-        value=6,
-        gate=True,
-        bias=True,
-        indexer=Indexer(heads=2, width=8),
-    ),
+    attention=replace(ATTENTION, gate=True, bias=True, indexer=Indexer(heads=2, width=8)),
     experts=Experts(routed=3, active=2, shared=2, width=64, hidden=32, normed=True),
     delta=DeltaAttention(
         layers=frozenset({0, 1}),
